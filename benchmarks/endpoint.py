@@ -25,7 +25,7 @@ from command_line import parse_arguments
 from transformers import PreTrainedTokenizerFast
 
 from tandem.rollout.formats.make import make_format
-from tandem.rollout.session import Policy, Rules, Session
+from tandem.rollout.session import PolicyEndpoint, Rules, Session
 from tandem.serving.capture import Capture, capture_app
 from tandem.serving.server import Server, reserve
 from tandem.serving.sessions import Sessions
@@ -75,7 +75,7 @@ async def measure(sessions: int, turns: int, words: int, name: str) -> dict[str,
     stop = int(tokenizer.convert_tokens_to_ids("<|eot_id|>" if name == "llama3" else "<|im_end|>"))
     tokens = make_format(tokenizer, [stop], "hermes" if name == "tests" else "auto")
     engine = Instant("I think that the answer is three. " * 5, tokenizer, stop)
-    policy = Policy(tokens, engine.generate, lambda: 1_000_000, lambda ids: str(tokenizer.decode(list(ids))))
+    policy = PolicyEndpoint(tokens, engine.generate, lambda: 1_000_000, lambda ids: str(tokenizer.decode(list(ids))))
     rules = Rules(SamplingParams(max_tokens=1000, stop_token_ids=(stop,)))
     kept, own = Sessions(600), reserve("127.0.0.1", 0)
     server = Server(capture_app(Capture(kept, "admin", lambda: Session(policy, rules, 0), "policy")), own)

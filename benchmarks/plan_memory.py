@@ -16,7 +16,7 @@ from typing import Any
 
 from command_line import parse_arguments
 
-from tandem.planning.memory import Engine, phases
+from tandem.planning.memory import FsdpSizes, phases
 from tandem.planning.model_shape import shape_of
 from tandem.planning.trace.report import run_fake
 from tandem.planning.trace.step import FakeRun, extrapolated
@@ -52,7 +52,7 @@ def steps(first: int | None) -> Iterator[str]:
             run = FakeRun(directory, PROMPT, ANSWERS, ranks=RANKS[name], training=training)
             (found,) = run_fake([run])
             tokens = PROMPT + sum(ANSWERS) - len(ANSWERS)
-            engine = Engine(
+            engine = FsdpSizes(
                 shape_of(config), RANKS[name], tokens=tokens, scored=sum(ANSWERS), checkpointing=True
             )  # fmt: skip
             for phase, memory in phases(engine).items():

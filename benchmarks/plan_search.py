@@ -25,12 +25,12 @@ from statistics import fmean
 from command_line import parse_arguments
 
 from tandem.errors import UserError
-from tandem.planning.costs import ClusterCosts, Model, Serving, parallel_layouts, parallel_memory
-from tandem.planning.decoding import Decoder, generation_s
+from tandem.planning.costs import ClusterCosts, PlannedRole, Serving, parallel_layouts, parallel_memory
+from tandem.planning.decoding import DecodeCost, generation_s
 from tandem.planning.hardware import Machines, parse_machines
 from tandem.planning.model_shape import ModelShape, shape_of
 from tandem.planning.search import Plan, Ranking, Way, evaluate, partitions, search
-from tandem.planning.time import CONSTANTS, Layout, StepTime, Workload
+from tandem.planning.time import CONSTANTS, ParallelDims, StepTime, Workload
 
 SIZES = {
     7: (32, 4096, 32, 32, 11008),
@@ -77,11 +77,11 @@ def machines(gpus: int) -> Machines:
 class TheirCosts(ClusterCosts):
     """The engine's log-probs are the old ones."""
 
-    def of_role(self, role: str, layout: Layout) -> StepTime:
+    def of_role(self, role: str, layout: ParallelDims) -> StepTime:
         return replace(super().of_role(role, layout), log_probs=0.0)
 
 
-def their_layouts(shape_: ModelShape, gpus: int) -> list[Layout]:
+def their_layouts(shape_: ModelShape, gpus: int) -> list[ParallelDims]:
     """No more stages than in figure 14, fewer where its number does not divide the GPUs."""
     stages = next(STAGES[billions] for billions in SIZES if shape(billions) == shape_)
     return [layout for layout in parallel_layouts(shape_, gpus) if layout.tensor == 8 and layout.pipeline <= stages]
@@ -90,10 +90,10 @@ def their_layouts(shape_: ModelShape, gpus: int) -> list[Layout]:
 def costs(actor_billions: int, critic_billions: int, gpus: int, any_layout: bool = False) -> ClusterCosts:
     actor, critic = shape(actor_billions), shape(critic_billions)
     models = {
-        "actor": Model(actor, learns=True),
-        "reference": Model(actor),
-        "critic": Model(critic, learns=True, value_head=True),
-        "reward_model": Model(critic, value_head=True),
+        "actor": PlannedRole(actor, learns=True),
+        "reference": PlannedRole(actor),
+        "critic": PlannedRole(critic, learns=True, value_head=True),
+        "reward_model": PlannedRole(critic, value_head=True),
     }
     work = replace(CONSTANTS, switch_s=0.0)  # theirs has no such time, and it would be the same everywhere
     layouts = parallel_layouts if any_layout else their_layouts
@@ -166,12 +166,12 @@ def print_placements(any_layout: bool) -> None:
 
 def generation_by_degree(billions: int) -> dict[int, float]:
     """Seconds on 16 GPUs beside a model that trains with tensor parallelism of 8 (their figure 15)."""
-    model = Model(shape(billions), learns=True)
+    model = PlannedRole(shape(billions), learns=True)
     layout = next(each for each in parallel_layouts(model.shape, 16) if each.tensor == 8 and each.pipeline == 1)
     held, _ = parallel_memory(WORK)("actor", model, layout)
     card = machines(16).card
     room = {degree: 0.9 * card.memory_bytes - held - 2 * model.shape.parameters / degree for degree in (1, 2, 4, 8)}
-    decoders = {degree: Decoder(model.shape, card, degree) for degree in room}
+    decoders = {degree: DecodeCost(model.shape, card, degree) for degree in room}
     return {
         degree: generation_s(decoders[degree], WORK, 16, room[degree])
         for degree in room

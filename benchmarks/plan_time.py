@@ -22,11 +22,11 @@ from typing import Any
 
 from command_line import parse_arguments
 
-from tandem.planning.decoding import Decoder, generation_s, steady_generation_s
+from tandem.planning.decoding import DecodeCost, generation_s, steady_generation_s
 from tandem.planning.hardware import CARDS
 from tandem.planning.model_shape import ModelShape, shape_of
 from tandem.planning.passes import Passes
-from tandem.planning.time import CONSTANTS, Constants, Layout, StepTime, Workload
+from tandem.planning.time import CONSTANTS, Constants, ParallelDims, StepTime, Workload
 
 ROWS = """0.4 H100 L8 on 4096 1060 16 2048 512 1 1,1,1,2 97.7
 0.4 H100 L8 1 4096 1129 16 2048 512 1 1,1,1,2 74.6
@@ -136,7 +136,7 @@ class Row:
     model: str
     steps_off: int
     workload: Workload
-    layout: Layout
+    layout: ParallelDims
     generating: int
     """GPUs, of which as many as `tensor` are an engine."""
     tensor: int
@@ -155,8 +155,8 @@ def _workload(model: str, longest: int, mean: float, rows: int, update_rows: int
     )  # fmt: skip
 
 
-def _layout(gpus: int, degrees: str) -> Layout:
-    return Layout(gpus, *map(int, degrees.split(",")))
+def _layout(gpus: int, degrees: str) -> ParallelDims:
+    return ParallelDims(gpus, *map(int, degrees.split(",")))
 
 
 def rows() -> list[Row]:
@@ -204,7 +204,7 @@ def predicted(row: Row, constants: Constants) -> StepTime:
 def _decoding_s(row: Row, constants: Constants) -> float:
     """The recipes leave engines 0.6 of the memory where they share it, 0.8 elsewhere."""
     card = CARDS[row.card]
-    decoder = Decoder(shape(row.model), card, row.tensor)
+    decoder = DecodeCost(shape(row.model), card, row.tensor)
     free = (0.8 if row.steps_off else 0.6) * card.memory_bytes - 2e9 - 2 * decoder.shape.parameters / row.tensor
     free = max(free, 0.02 * card.memory_bytes)
     alone = generation_s(decoder, row.workload, row.generating, free, constants)

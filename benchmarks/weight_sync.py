@@ -28,7 +28,7 @@ from tandem.generation.replica import ReplicaSpec
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.generation.start import start_engine
 from tandem.weights.base import Bucket
-from tandem.weights.delta import Delta
+from tandem.weights.delta import DeltaCache
 from tandem.weights.shared_memory import SharedMemorySync, attach
 
 MIB = 2**20
@@ -100,7 +100,7 @@ def rise_mib(pids: list[int], publish: Any) -> list[float]:
 
 def delta_share(model: Any) -> float:
     """Bytes that move when 1% of the elements changed."""
-    sent, moved = Delta(), 0
+    sent, moved = DeltaCache(), 0
     for name, parameter in model.named_parameters():
         sent.encode(name, parameter.detach().view(-1).view(torch.uint8), parameter.itemsize)
     with torch.no_grad():

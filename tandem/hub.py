@@ -45,7 +45,7 @@ class Pin(NamedTuple):
     repo: str
 
 
-class Source(NamedTuple):
+class HubReference(NamedTuple):
     """What an id says."""
 
     repo: str
@@ -204,16 +204,16 @@ def _patterns(data: Any, split: str) -> list[str]:
     return found
 
 
-def _source(text: str) -> Source:
+def _source(text: str) -> HubReference:
     match = _ID.fullmatch(text)
     if match is None:
         raise ValueError(
             f"{text!r} is no id of the Hub: owner/name, owner/name@revision; of data owner/name/config[split]"
         )
-    return Source(match["repo"], match["inside"], match["revision"], match["split"])
+    return HubReference(match["repo"], match["inside"], match["revision"], match["split"])
 
 
-def _snapshot(kind: Kind, source: Source, patterns: tuple[str, ...], pins: Mapping[Pin, str]) -> Path:
+def _snapshot(kind: Kind, source: HubReference, patterns: tuple[str, ...], pins: Mapping[Pin, str]) -> Path:
     revision, pin = source.revision, pins.get(Pin(kind, source.repo))
     if pin is not None and not _COMMIT.fullmatch(revision or ""):  # a branch or tag may have moved since
         revision = pin

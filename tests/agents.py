@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tandem.rollout.formats.make import make_format
 from tandem.rollout.record import Node
-from tandem.rollout.session import Policy, Rules, Session
+from tandem.rollout.session import PolicyEndpoint, Rules, Session
 from tandem.types import Branch, Completion, Request, SamplingParams, Status
 
 CHAT = """\
@@ -129,9 +129,9 @@ def oddly_split(text: str, draw: random.Random) -> Iterator[int]:
             yield token
 
 
-def a_policy(engine: ScriptedEngine, thinking: Any = "all", positions: float = 100_000) -> Policy:
+def a_policy(engine: ScriptedEngine, thinking: Any = "all", positions: float = 100_000) -> PolicyEndpoint:
     tokens = make_format(tokenizer(), [stop_id()], "hermes", thinking)
-    return Policy(tokens, engine.generate, lambda: positions, lambda ids: str(tokenizer().decode(list(ids))))
+    return PolicyEndpoint(tokens, engine.generate, lambda: positions, lambda ids: str(tokenizer().decode(list(ids))))
 
 
 def a_session(engine: ScriptedEngine, thinking: Any = "all", positions: float = 100_000, **rules: Any) -> Session:

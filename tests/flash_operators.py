@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem.models.attention.kernels import Reference
+from tandem.models.attention.kernels import ReferenceKernel
 from tandem.models.attention.pieces import Piece
 
 CPU = torch.device("cpu")
@@ -66,7 +66,7 @@ class _Operators:
 
     def _call(
         self, query: Tensor, key: Tensor, value: Tensor, bounds: list[Any], causal: bool, **window: int
-    ) -> Reference:
+    ) -> ReferenceKernel:
         starts_q, starts_k, longest_q, longest_k = bounds
         if not query.dtype == key.dtype == value.dtype or query.dtype not in self._dtypes:
             raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
@@ -90,4 +90,4 @@ class _Operators:
             raise RuntimeError("a window to the right, or one to the left that is not causal")
         width = None if left == -1 else left + 1
         whole = slice(0, len(query)), slice(0, len(key))
-        return Reference(Piece(*whole, lengths_q, lengths_k, right == 0, width), CPU)
+        return ReferenceKernel(Piece(*whole, lengths_q, lengths_k, right == 0, width), CPU)

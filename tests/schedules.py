@@ -17,7 +17,7 @@ from tandem.controller import rollouts as real
 from tandem.controller.groups import WorkerGroup
 from tandem.controller.pools import ResourcePool
 from tandem.controller.timesharing import Phase
-from tandem.simulation.virtual import Takes, VirtualCluster
+from tandem.simulation.virtual import Timed, VirtualCluster
 from tandem.types import Finished, Group, Prompt, Score, Status, Trajectory
 from tandem.workers.host import Worker
 from tandem.workers.registration import Dispatch, Mesh, register
@@ -147,11 +147,11 @@ class FakeEngine(Worker[World]):
         return {"training": Mesh({"data": self.context.size})}
 
     @register(Dispatch.ALL)
-    def room(self) -> Takes:
-        return Takes(0.0, lambda: self._room)
+    def room(self) -> Timed:
+        return Timed(0.0, lambda: self._room)
 
     @register(Dispatch.EACH)
-    def advance(self, asks: Mapping[int, Ask], slice_s: float) -> Takes:
+    def advance(self, asks: Mapping[int, Ask], slice_s: float) -> Timed:
         world = self.spec
         assert not (world.training and world.colocated), "a slice while the models train on the same devices"
         self._catch_up()
@@ -171,10 +171,10 @@ class FakeEngine(Worker[World]):
                 del self.left[number]
             return Advance([(number, *self._answer(number)) for number in ended], self._room, tokens=len(ended))
 
-        return Takes(seconds, finish)
+        return Timed(seconds, finish)
 
     @register(Dispatch.REPLICATED)
-    def publish(self, version: int, seconds: float) -> Takes:
+    def publish(self, version: int, seconds: float) -> Timed:
         self._catch_up()
 
         def finish() -> None:
@@ -182,10 +182,10 @@ class FakeEngine(Worker[World]):
             assert version > self.version
             self.version = version
 
-        return Takes(seconds, finish)
+        return Timed(seconds, finish)
 
     @register(Dispatch.REPLICATED)
-    def evaluate(self, seconds: float) -> Takes:
+    def evaluate(self, seconds: float) -> Timed:
         self._catch_up()
 
         def finish() -> int:
@@ -194,13 +194,13 @@ class FakeEngine(Worker[World]):
                 self._generate(seconds)
             return self.version
 
-        return Takes(seconds, finish)
+        return Timed(seconds, finish)
 
     @register(Dispatch.REPLICATED)
-    def set_asleep(self, asleep: bool) -> Takes:
+    def set_asleep(self, asleep: bool) -> Timed:
         self._catch_up()
         self.asleep = asleep
-        return Takes(0.0, lambda: None)
+        return Timed(0.0, lambda: None)
 
     @property
     def _room(self) -> int:
@@ -239,8 +239,8 @@ def _seconds(parts: list[Part]) -> float:
 
 class FakeTrainer(Worker[World]):
     @register(Dispatch.REPLICATED)
-    def learn(self, seconds: float) -> Takes:
-        return Takes(seconds, lambda: None)
+    def learn(self, seconds: float) -> Timed:
+        return Timed(seconds, lambda: None)
 
 
 class FakeRewards:

@@ -20,7 +20,7 @@ _NAMES = {POLICY: "the model", CRITIC: "the critic"}
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class Fork:
     """What the new run takes over. Steps, data, learning-rate schedules and the algorithm's own state start anew."""
 
     checkpoint: Path
@@ -44,7 +44,7 @@ class Branch:
         check_sound(self.checkpoint, "give another checkpoint to trainer.branch_from")
 
 
-def branch_of(config: TrainConfig | SftConfig) -> Branch | None:
+def branch_of(config: TrainConfig | SftConfig) -> Fork | None:
     """What `trainer.branch_from` names; UserError when it is no checkpoint.
 
     Another `training.type` or type of optimizer cannot read the state, nor can whole training that of adapters, and the
@@ -73,7 +73,7 @@ def branch_of(config: TrainConfig | SftConfig) -> Branch | None:
         and (checkpoint / name / "adapter").is_dir() == (adapters[name] is not None)
         and saved.optimizers.get(name) == optimizers.get(name)
     }
-    return Branch(checkpoint, states, {name: checkpoint / name / "model" for name in found if name not in states})
+    return Fork(checkpoint, states, {name: checkpoint / name / "model" for name in found if name not in states})
 
 
 def special_optimizers(config: TrainConfig | SftConfig) -> dict[str, str]:

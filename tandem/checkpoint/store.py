@@ -41,7 +41,7 @@ _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """What goes wrong with disks: whatever library says so, in whichever process, uses the system's words."""
 
 
-class Remote(Protocol):
+class RemoteStore(Protocol):
     """Where checkpoints are copied to."""
 
     url: str
@@ -77,7 +77,11 @@ class CheckpointStore:
     """The checkpoints of one run. Belongs to the process that writes the run: it deletes leftovers of killed writes."""
 
     def __init__(
-        self, run_dir: Path, keep_last: int, meanwhile: Callable[[], None] = lambda: None, remote: Remote | None = None
+        self,
+        run_dir: Path,
+        keep_last: int,
+        meanwhile: Callable[[], None] = lambda: None,
+        remote: RemoteStore | None = None,
     ) -> None:
         """`meanwhile` is called again and again while a write is waited for; it does not wait. What it raises comes out
         of there. A checkpoint that is complete is copied to `remote` before the next one is begun."""
@@ -189,12 +193,12 @@ class CheckpointStore:
             with self._told_of(self._remote, final):
                 self._push(self._remote, final, draft)
 
-    def _push(self, remote: Remote, final: Path, draft: Draft) -> None:
+    def _push(self, remote: RemoteStore, final: Path, draft: Draft) -> None:
         named = {pointer: path.name for pointer in ("best", "latest") if (path := self._named(pointer)) is not None}
         remote.push(final, named, self._keep_last, draft.raise_if_abandoned)
 
     @contextmanager
-    def _told_of(self, remote: Remote, final: Path) -> Iterator[None]:
+    def _told_of(self, remote: RemoteStore, final: Path) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # of whatever file system

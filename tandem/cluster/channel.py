@@ -17,7 +17,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tandem.cluster.events import Call, Events
+from tandem.cluster.events import Events, PendingCall
 from tandem.cluster.shared_memory import Arena, Slot, View
 from tandem.errors import TandemError, WorkerError
 from tandem.workers.host import Worker, WorkerHost
@@ -44,7 +44,7 @@ class CallRequest:
     kwargs: Mapping[str, Any]
 
 
-class Channel:
+class RankClient:
     """The controller's end."""
 
     def __init__(self, rank: int, incoming: Any, outgoing: Any, requests: Arena, answers: View) -> None:
@@ -52,14 +52,14 @@ class Channel:
         self.rank = rank
         self.connection = incoming
         """What is readable when there is something to receive."""
-        self.pending: deque[Call] = deque()
+        self.pending: deque[PendingCall] = deque()
         self.since = time.monotonic()
         """When the process began the first of `pending`, or last said that this one has got on."""
         self._outgoing = outgoing
         self._requests = requests
         self._answers = answers
 
-    def request(self, call: Call, name: str, slot: Slot) -> None:
+    def request(self, call: PendingCall, name: str, slot: Slot) -> None:
         """Tell the process of a request that lies in `slot`, for the worker `name`."""
         self.since = self.since if self.pending else time.monotonic()
         self.pending.append(call)
@@ -92,7 +92,7 @@ class Channel:
             self._outgoing.send(message)
 
 
-class Server:
+class RankServer:
     """The process's end."""
 
     def __init__(self, incoming: Connection, outgoing: Connection, requests: View, answers: Arena) -> None:

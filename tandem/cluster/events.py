@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from tandem.controller.groups import Future, Source
+from tandem.controller.groups import EventSource, Future
 
 _LOOK_S = 1.0
 """A moment: the longest that `watch` waits, so that time-outs and deaths are seen."""
 
 
-class Call:
+class PendingCall:
     """A call of some ranks under way: their answers, in the order in which they were called, None until they come."""
 
     def __init__(self, ranks: Iterable[int]) -> None:
@@ -27,17 +27,17 @@ class Events:
     """The callbacks that are due, in the order in which their calls were answered, and the sources of a cluster."""
 
     def __init__(self) -> None:
-        self.sources: list[Source] = []
+        self.sources: list[EventSource] = []
         self._due: deque[Callable[[], None]] = deque()
         self._running = False
 
-    def future(self, call: Call, wait: Callable[[], dict[int, Any]]) -> Future[dict[int, Any]]:
+    def future(self, call: PendingCall, wait: Callable[[], dict[int, Any]]) -> Future[dict[int, Any]]:
         return Future(wait, partial(self._notify, call))
 
-    def _notify(self, call: Call, callback: Callable[[], None]) -> None:
+    def _notify(self, call: PendingCall, callback: Callable[[], None]) -> None:
         (call.callbacks if call.missing else self._due).append(callback)
 
-    def answered(self, call: Call, rank: int, answer: Any) -> None:
+    def answered(self, call: PendingCall, rank: int, answer: Any) -> None:
         """Take in a rank's answer."""
         call.answers[rank] = answer
         call.missing -= 1

@@ -3,8 +3,8 @@
 from multiprocessing.connection import wait
 from typing import Any, Self, TypeVar
 
-from tandem.cluster.events import Call, Events
-from tandem.controller.groups import Future, Source
+from tandem.cluster.events import Events, PendingCall
+from tandem.controller.groups import EventSource, Future
 from tandem.controller.pools import ResourcePool
 from tandem.errors import UserError
 from tandem.workers.host import Worker, WorkerHost
@@ -23,7 +23,7 @@ class InlineCluster:
         self._events = Events()
 
     @property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[EventSource]:
         return self._events.sources
 
     def watch(self, timeout_s: float | None = None) -> None:
@@ -42,7 +42,7 @@ class InlineCluster:
 
     def submit(self, name: str, method: str, calls: Calls) -> Future[dict[int, Any]]:
         answers = {rank: self.host.call(name, method, arguments) for rank, arguments in calls.items()}
-        return self._events.future(Call(()), lambda: answers)
+        return self._events.future(PendingCall(()), lambda: answers)
 
     def close(self) -> None:
         self._events.forget()

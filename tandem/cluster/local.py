@@ -26,12 +26,12 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
-from tandem.cluster.channel import CallRequest, Channel, CreateRequest
+from tandem.cluster.channel import CallRequest, CreateRequest, RankClient
 from tandem.cluster.debugger import is_open
-from tandem.cluster.events import Call, Events
+from tandem.cluster.events import Events, PendingCall
 from tandem.cluster.process import TELL_STACKS, ProcessSetup, keep_freed_memory, process_main
 from tandem.cluster.shared_memory import Arena, SharedFile, View
-from tandem.controller.groups import Future, Source
+from tandem.controller.groups import EventSource, Future
 from tandem.controller.pools import ResourcePool
 from tandem.errors import TandemError, UserError, WorkerLost
 from tandem.signals import stop_signals_blocked
@@ -49,10 +49,10 @@ _LAST_LINES, _STACK_LINES = 20, 500
 """Lines of what a process has printed: those shown when it dies, and those kept."""
 
 
-class _Process(Channel):
+class _Process(RankClient):
     """The controller's side of a process, which `start` starts."""
 
-    def __init__(self, pool: ResourcePool, rank: int, gpu: str, requests: Arena, up: Call, *shared: Any) -> None:
+    def __init__(self, pool: ResourcePool, rank: int, gpu: str, requests: Arena, up: PendingCall, *shared: Any) -> None:
         self.name, self.gpu = f"{pool.name} rank {rank}", gpu
         pipes: tuple[tuple[Any, Any], tuple[Any, Any]] = _FORK.Pipe(), _FORK.Pipe(duplex=False)
         (connection, theirs), (self._output, output) = pipes
@@ -121,7 +121,7 @@ class LocalRanks:
 
     def start(self, gpus: list[str]) -> None:
         """Wait until a process for each is up, all in one torch.distributed world."""
-        up = Call(range(self.size))
+        up = PendingCall(range(self.size))
         shared = self._file, SharedFile(), self._cluster.turn, os.ttyname(0) if os.isatty(0) else None
         _start_fork_server()
         for rank, gpu in enumerate(gpus):
@@ -131,7 +131,7 @@ class LocalRanks:
 
     def create(self, name: str, kind: type[Worker[Spec]], spec: Spec) -> dict[str, Mesh]:
         self._check_open()
-        call = Call(range(self.size))
+        call = PendingCall(range(self.size))
         slot = self._requests.write(CreateRequest(kind, spec), self.size)
         for process in self.processes:
             process.request(call, name, slot)
@@ -142,7 +142,7 @@ class LocalRanks:
         sharing: dict[int, list[int]] = {}
         for rank, arguments in calls.items():
             sharing.setdefault(id(arguments), []).append(rank)
-        call = Call(calls)
+        call = PendingCall(calls)
         for ranks in sharing.values():
             arguments = calls[ranks[0]]
             slot = self._requests.write(CallRequest(method, arguments.args, arguments.kwargs), len(ranks))
@@ -150,7 +150,7 @@ class LocalRanks:
                 self.processes[rank].request(call, name, slot)
         return self._cluster.events.future(call, partial(self._wait, call))
 
-    def _wait(self, call: Call) -> dict[int, Any]:
+    def _wait(self, call: PendingCall) -> dict[int, Any]:
         while call.missing:
             self._check_open()
             self._cluster.watch()
@@ -219,7 +219,7 @@ class LocalCluster:
         return (free or [""] * pool.size)[: pool.size]
 
     @property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[EventSource]:
         return self.events.sources
 
     def watch(self, timeout_s: float | None = None) -> None:

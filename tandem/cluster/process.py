@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 
 import torch
 
-from tandem.cluster.channel import Server
+from tandem.cluster.channel import RankServer
 from tandem.cluster.debugger import TerminalPdb
 from tandem.cluster.shared_memory import Arena, SharedFile, View
 from tandem.signals import leave_stopping_to_the_controller
@@ -49,7 +49,7 @@ class ProcessSetup:
 def process_main(setup: ProcessSetup) -> None:
     """The process's main function."""
     _prepare(setup)
-    server = Server(setup.connection, setup.connection, View(setup.requests), Arena(setup.answers))
+    server = RankServer(setup.connection, setup.connection, View(setup.requests), Arena(setup.answers))
     host = WorkerHost(setup.rank, setup.size, calls=setup.connection.fileno(), goes_on=server.goes_on)
 
     def join() -> None:

@@ -24,13 +24,13 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from tandem.cluster.channel import CallRequest, Channel, CreateRequest
-from tandem.cluster.events import Call, Events
+from tandem.cluster.channel import CallRequest, CreateRequest, RankClient
+from tandem.cluster.events import Events, PendingCall
 from tandem.cluster.process import keep_freed_memory
 from tandem.cluster.ray_actor import Actor, Ends, dumps, pack, put, unpack
 from tandem.cluster.ray_connection import connect
 from tandem.cluster.shared_memory import Arena, SharedFile, View
-from tandem.controller.groups import Future, Source
+from tandem.controller.groups import EventSource, Future
 from tandem.controller.pools import ResourcePool
 from tandem.errors import TandemError, UserError, WorkerLost
 from tandem.workers.host import Worker
@@ -59,7 +59,7 @@ _FORWARDED = (
 """Environment variables whose names start so are the controller's in its processes, too."""
 
 
-class _Pending(Call):
+class _Pending(PendingCall):
     """A call of which each rank may begin at most `limit_s` ago."""
 
     def __init__(self, ranks: Iterable[int], limit_s: float) -> None:
@@ -88,7 +88,7 @@ class RayRanks:
             for rank, (node, local_rank) in enumerate(places)
         ]
         self._ranks = [f"pool {pool.name}, rank {rank} of {pool.size}" for rank in range(pool.size)]
-        self.channels: dict[int, Channel] = {}
+        self.channels: dict[int, RankClient] = {}
         """By rank: those of the actors on the controller's node."""
         self._requests_file = SharedFile()
         self._requests = Arena(self._requests_file, dumps)
@@ -110,14 +110,14 @@ class RayRanks:
     def _open_channels(self, limit_s: float) -> None:
         """To the actors on the controller's node, where they can open this process's files."""
         node = ray.get_runtime_context().get_node_id()
-        offered: dict[int, tuple[Channel, tuple[Any, ...], Ends]] = {}
+        offered: dict[int, tuple[RankClient, tuple[Any, ...], Ends]] = {}
         for rank in range(self.size):
             (incoming, theirs_out), (theirs_in, outgoing) = Pipe(duplex=False), Pipe(duplex=False)
             answers, secret = SharedFile(), secrets.token_bytes(32)
             os.pwrite(answers.descriptor, secret, 0)
             files = answers.descriptor, self._requests_file.descriptor
             ends = Ends(node, os.getpid(), secret, *files, theirs_in.fileno(), theirs_out.fileno())
-            channel = Channel(rank, incoming, outgoing, self._requests, View(answers, writable=True))
+            channel = RankClient(rank, incoming, outgoing, self._requests, View(answers, writable=True))
             offered[rank] = channel, (theirs_in, theirs_out), ends
         arguments = {rank: (ends,) for rank, (_, _, ends) in offered.items()}
         attached = self._wait(self._call("attach", arguments, limit_s))
@@ -153,7 +153,7 @@ class RayRanks:
             self._request(call, name, CallRequest(method, own.args, own.kwargs), near)
         return self._cluster.events.future(call, partial(self._wait, call))
 
-    def _request(self, call: Call, name: str, request: CreateRequest | CallRequest, ranks: list[int]) -> None:
+    def _request(self, call: PendingCall, name: str, request: CreateRequest | CallRequest, ranks: list[int]) -> None:
         """Ask these ranks over their channels."""
         self._check_open()
         if ranks:
@@ -177,7 +177,7 @@ class RayRanks:
             self.pending[rank][getattr(self._actors[rank], method).remote(*own)] = call
         return call
 
-    def _wait(self, call: Call) -> dict[int, Any]:
+    def _wait(self, call: PendingCall) -> dict[int, Any]:
         while call.missing:
             self._check_open()
             self._cluster.watch()
@@ -296,7 +296,7 @@ class RayCluster:
         return group
 
     @property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[EventSource]:
         return self.events.sources
 
     def watch(self, timeout_s: float | None = None) -> None:

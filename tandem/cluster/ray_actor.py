@@ -14,7 +14,7 @@ import psutil
 import ray
 from ray import ObjectRef, cloudpickle
 
-from tandem.cluster.channel import Server
+from tandem.cluster.channel import RankServer
 from tandem.cluster.process import keep_freed_memory
 from tandem.cluster.shared_memory import Arena, SharedFile, View
 from tandem.controller.pools import ResourcePool
@@ -74,7 +74,7 @@ class _Process:
     def __init__(self, pool: ResourcePool, rank: int, local_rank: int) -> None:
         leave_stopping_to_the_controller()
         keep_freed_memory()
-        self._server: Server | None = None
+        self._server: RankServer | None = None
         self._pool, self._rank, self._local_rank = pool, rank, local_rank
         self._address = ray.util.get_node_ip_address()
         self._steps = 0
@@ -112,7 +112,7 @@ class _Process:
             outgoing = Connection(_opened(ends.process, ends.outgoing, os.O_WRONLY), readable=False)
         except OSError:
             return pack(False)
-        self._server = Server(incoming, outgoing, View(requests), Arena(answers, dumps))
+        self._server = RankServer(incoming, outgoing, View(requests), Arena(answers, dumps))
         self._host.calls = incoming.fileno()
         return pack(True)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tandem.algorithms import Algorithm
 from tandem.algorithms.base import Signal
-from tandem.checkpoint.branch import CRITIC, POLICY, Branch
+from tandem.checkpoint.branch import CRITIC, POLICY, Fork
 from tandem.config.algorithms import CriticConfig
 from tandem.config.generation import GenerationConfig, default_memory_share
 from tandem.config.judging import JudgeConfig
@@ -28,7 +28,7 @@ from tandem.controller.roles import (
     Model,
     MovingReference,
     Policy,
-    Reference,
+    ReferencePolicy,
     Rollout,
     Teacher,
     Trained,
@@ -37,7 +37,7 @@ from tandem.controller.roles import (
 )
 from tandem.controller.rollouts import RolloutProducer, Sharing
 from tandem.controller.teacher import ServedTeacher
-from tandem.controller.timesharing import Devices, Phase, TimeSharing, Turns
+from tandem.controller.timesharing import Devices, DeviceTurns, Phase, TimeSharing
 from tandem.errors import UserError
 from tandem.pictures.model import sees_pictures
 from tandem.training.base import TopTokens
@@ -64,7 +64,7 @@ class Roles:
 
     experience: ExperienceRoles
     actor: Actor
-    reference: Reference | None = None
+    reference: ReferencePolicy | None = None
     critic: Critic | None = None
     teacher: Teacher | None = None
 
@@ -85,7 +85,7 @@ def make_roles(
     total_steps: int,
     placement: Placement,
     reward: Rewards,
-    branch: Branch | None = None,
+    branch: Fork | None = None,
 ) -> Roles:
     """The roles that the algorithm needs; the rollout serves version 0.
 
@@ -130,7 +130,7 @@ def make_roles(
 
 def make_reference(
     spec: TrainSpec, actor: Actor, placement: Placement, starts_elsewhere: bool, moves: bool = False
-) -> Reference:
+) -> ReferencePolicy:
     """The frozen model of `spec`: the actor without its adapters where these are all that tells the two apart.
 
     `starts_elsewhere`: the actor starts from other weights than the reference. `moves`: it follows the actor.
@@ -192,7 +192,7 @@ def _make_experience_roles(
 
 def turns_of(
     generation: GenerationConfig, placement: Placement, models: Mapping[Role, Model], whole_actor: bool = False
-) -> Turns:
+) -> DeviceTurns:
     """Who takes turns on devices, by who shares them. `whole_actor` as in `_make_experience_roles`."""
     beside = [role for role in models if placement.together(role, Role.Rollout)]
     phases: list[Phase] = [_phase_of(role) for role in beside if generation.sleep != "never"]
@@ -209,7 +209,7 @@ def turns_of(
         shared = any(other != role and placement.together(role, other) for other in models)
         return models.get(role) if shared else from_engine(role)
 
-    return Turns(
+    return DeviceTurns(
         engine,
         actor=None if stays else from_engine(Role.Actor),
         critic=from_engine(Role.Critic),
@@ -399,7 +399,7 @@ def _make_teacher(config: TrainConfig, tokenizer: PreTrainedTokenizerBase, place
     return placement.group(Role.Teacher, Policy, TrainWorker, spec)
 
 
-def _load_states(branch: Branch, models: Mapping[str, Trained | None]) -> None:
+def _load_states(branch: Fork, models: Mapping[str, Trained | None]) -> None:
     """Weights and optimizers of the models that the checkpoint has, before the first publish."""
     for name, model in models.items():
         if model is not None and name in branch.states:

@@ -23,7 +23,7 @@ from tandem.rollout.metrics import metrics as conversation_metrics
 from tandem.types import Batch, BoolArray, Group, StepMetrics
 
 
-class Step(NamedTuple):
+class StepResult(NamedTuple):
     """What a step leaves behind."""
 
     groups: list[Group]
@@ -33,7 +33,9 @@ class Step(NamedTuple):
     """Rows that no optimizer step has had."""
 
 
-def train_step(roles: Roles, algorithm: Algorithm, config: TrainConfig, rollouts: RolloutProducer, step: int) -> Step:
+def train_step(
+    roles: Roles, algorithm: Algorithm, config: TrainConfig, rollouts: RolloutProducer, step: int
+) -> StepResult:
     """Take the groups of a step, then learn; `step` counts from 1, the weights that it trains are published as its
     version. Meanwhile further groups are generated and scored, `trainer.max_staleness` steps ahead at most.
 
@@ -62,7 +64,7 @@ class Phases(Protocol):
 
 def learn_step(
     roles: Roles, algorithm: Algorithm, config: TrainConfig, groups: list[Group], step: int, phases: Phases
-) -> Step:
+) -> StepResult:
     """Prepare, compute advantages, update, publish: what follows on scored groups."""
     clock = Clock()
     batch = to_batch(groups, reads_rewards=config.algorithm.reads_rewards)
@@ -77,7 +79,7 @@ def learn_step(
     refresh_reference(roles, config, step)
     clock("publish", lambda: phases.publish(step))
     told = {**reward_metrics(groups), **conversation_metrics(groups), **metrics, **clock.seconds}
-    return Step(groups, batch, told, left_out_B)
+    return StepResult(groups, batch, told, left_out_B)
 
 
 def refresh_reference(roles: Roles, config: TrainConfig, step: int) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from tandem.controller.groups import Future
 from tandem.errors import WorkerLost
-from tandem.generation.balance import Speeds, takes_next
+from tandem.generation.balance import EngineThroughput, takes_next
 from tandem.types import Trajectory
 from tandem.workers.rollout import Advance, Ask
 
@@ -35,7 +35,7 @@ _HURRIED_SLICE_S = 0.005
 """Of a slice while training waits for scores alone: engines in the controller's own process hold these up."""
 
 
-class Rollout(Protocol):
+class RolloutEngines(Protocol):
     """What is asked of the worker group of the engines."""
 
     def advance(self, asks: Mapping[int, Mapping[int, Ask]], patience_s: float) -> Future[dict[int, Advance]]:
@@ -67,7 +67,7 @@ class Engines:
 
     def __init__(
         self,
-        rollout: Rollout,
+        rollout: RolloutEngines,
         samples: int,
         share: int,
         fixed: bool,
@@ -95,7 +95,7 @@ class Engines:
         self._slots = self._room.copy()
         """Samples that it could start at once, if it had none."""
         self._engines = [_Engine(number, idle_since=now()) for number in range(len(self._room))]
-        self._speeds = Speeds(len(self._engines))
+        self._speeds = EngineThroughput(len(self._engines))
         self._hurry = hurry
         self._timeout_s = timeout_s
         self._slice_s = max(_SLICE_S, _SLICE_S_AN_ENGINE * len(self._engines))

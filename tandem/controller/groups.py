@@ -83,7 +83,7 @@ class Ranks(Protocol):
         ...
 
 
-class Source(Protocol):
+class EventSource(Protocol):
     """Something besides the ranks that the controller waits for, as scores of reward functions."""
 
     def connections(self) -> Sequence[Any]:
@@ -105,7 +105,7 @@ class Cluster(Protocol):
     """
 
     @property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[EventSource]:
         """Those that `watch` serves. Who adds one takes it away."""
         ...
 

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tandem.config.tree import ModelsConfig, RolloutConfig
-from tandem.controller.groups import Cluster, Ranks, RemoteWorkers, Source
+from tandem.controller.groups import Cluster, EventSource, Ranks, RemoteWorkers
 from tandem.controller.pools import ResourcePoolManager, Role
 from tandem.types import StepMetrics
 from tandem.workers.host import Worker
@@ -59,7 +59,7 @@ class Placement:
         return role in self._kinds
 
     @property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[EventSource]:
         """What the controller waits for besides the ranks: `Cluster.sources`."""
         return self._cluster.sources
 

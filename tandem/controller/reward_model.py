@@ -61,7 +61,7 @@ def scores_groups(rewards: Rewards) -> TypeGuard[GroupRewards]:
 
 
 @dataclass(slots=True)
-class Scoring:
+class PendingScores:
     """The model's scores, which may still be on their way."""
 
     rows: list[Demonstration | NotRead]
@@ -112,16 +112,16 @@ class ModelRewards:
             for group in groups
         ]
 
-    def score_by_model(self, siblings: Sequence[list[Trajectory]]) -> Scoring:
+    def score_by_model(self, siblings: Sequence[list[Trajectory]]) -> PendingScores:
         """The model's own score of each trajectory, head to tail; only after generation."""
         rows = [row for group in siblings for row in self._rows(group)]
         groups = np.repeat(np.arange(len(siblings)), [len(group) for group in siblings])
         readable = [place for place, row in enumerate(rows) if not isinstance(row, NotRead)]
         self._devices.to_scoring()
         if not readable:
-            return Scoring(rows, None)
+            return PendingScores(rows, None)
         batch = ends_of_answers([row for row in rows if not isinstance(row, NotRead)], groups[readable])
-        return Scoring(rows, self._model.values(batch).map(lambda values_T: values_T[batch.loss_mask]))
+        return PendingScores(rows, self._model.values(batch).map(lambda values_T: values_T[batch.loss_mask]))
 
     def check_share(self, groups: Iterable[Group]) -> None:
         """What the functions say of it."""

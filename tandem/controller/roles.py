@@ -90,7 +90,7 @@ class Policy(Model):
         return self.call_rows(TrainWorker.top_logprobs, batch)
 
 
-class Reference(Protocol):
+class ReferencePolicy(Protocol):
     """What the policy is compared with."""
 
     def logprobs(self, batch: Batch | PlacedRows) -> Future[FloatArray]:

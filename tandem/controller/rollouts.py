@@ -27,7 +27,7 @@ from enum import Enum, auto
 from tandem.activity import begin, count
 from tandem.controller.admission import Admission, RolloutRules, Timing
 from tandem.controller.clock import RolloutTimes
-from tandem.controller.engines import Engines, Rollout
+from tandem.controller.engines import Engines, RolloutEngines
 from tandem.controller.reward_model import Rewards, scores_groups
 from tandem.controller.saved_draws import finished_draws, restore
 from tandem.controller.scoring import GroupScoring, ScoresLookedAt
@@ -52,7 +52,7 @@ class RolloutProducer:
     def __init__(
         self,
         rules: RolloutRules,
-        rollout: Rollout,
+        rollout: RolloutEngines,
         reward: Rewards,
         devices: Devices,
         watch: Callable[[], None],

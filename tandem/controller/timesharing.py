@@ -53,7 +53,7 @@ class Devices(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class DeviceTurns:
     """Who takes turns."""
 
     engine: frozenset[Phase] = frozenset()
@@ -83,12 +83,12 @@ class Turns:
 class TimeSharing:
     """Devices that roles take in turns."""
 
-    def __init__(self, rollout: Rollout, fill: Callable[[int], None], turns: Turns | None = None) -> None:
+    def __init__(self, rollout: Rollout, fill: Callable[[int], None], turns: DeviceTurns | None = None) -> None:
         """The engine is awake, and `make_room` was called. `fill` brings the actor's present weights to the engine, as
         a version. Without `turns` nothing ever moves."""
         self._rollout = rollout
         self._fill = fill
-        self._turns = turns or Turns()
+        self._turns = turns or DeviceTurns()
         self._phase = "publish"
         self._asleep = False
         self._away = self._turns.models

@@ -19,7 +19,7 @@ from tandem.data.columns import Kind, check_columns
 from tandem.data.forms import forms
 from tandem.data.messages import Messages, messages_of, refuse_prefill, without_json_text
 from tandem.data.packed import Packed, PackedItems
-from tandem.data.pictures import Takes, refuse_pictures, take_pictures, without_pixels
+from tandem.data.pictures import MediaSupport, refuse_pictures, take_pictures, without_pixels
 from tandem.data.rows import BadRow, Pace, Row, cell, content_digest, ground_truth_of, read_rows
 from tandem.errors import UserError, for_terminal
 from tandem.pictures.prepare import BadPicture
@@ -205,7 +205,7 @@ class Dataset(ABC, Generic[Item, Config]):
 
     def _take_pictures(self, row: Row, messages: Messages, folder: Path) -> tuple[Messages, list[Picture | Video]]:
         """The messages as the chat template takes them, and the pictures and videos in them, stored. Raises BadRow."""
-        takes = Takes(pictures=self._sees, videos=self._sees_videos)
+        takes = MediaSupport(pictures=self._sees, videos=self._sees_videos)
         messages, sources = take_pictures(row, messages, takes)
         if not sources:
             return messages, []

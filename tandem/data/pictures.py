@@ -17,14 +17,14 @@ PLACEHOLDERS = {"<image>": "image", "<video>": VIDEO_PART}
 _COLUMNS = {"image": ("pictures", "columns `images` and `image`"), VIDEO_PART: ("videos", "column `videos`")}
 
 
-class Takes(NamedTuple):
+class MediaSupport(NamedTuple):
     """What the model takes beside text."""
 
     pictures: bool
     videos: bool
 
 
-def take_pictures(row: Row, messages: Messages, takes: Takes) -> tuple[Messages, list[Any]]:
+def take_pictures(row: Row, messages: Messages, takes: MediaSupport) -> tuple[Messages, list[Any]]:
     """The messages with parts {"type": "image"} and {"type": "video"} where pictures and videos stand, and what each is
     made of, in that order.
 
@@ -105,7 +105,7 @@ def _with_keys(content: Any, left: Iterator[Picture | Video]) -> Any:
     return [part if part["type"] == "text" else {**part, **_named(next(left))} for part in content]
 
 
-def _videos(row: Row, takes: Takes) -> list[Any]:
+def _videos(row: Row, takes: MediaSupport) -> list[Any]:
     """What the column `videos` holds."""
     if takes.pictures and row.get("video") is not None:
         raise BadRow("column `video`: videos are read from the column `videos`, a list of them; move it there")

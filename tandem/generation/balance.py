@@ -9,7 +9,7 @@ _ASSUMED = 16
 """Samples that every engine is taken to have made already, as fast as all are together: the first ones say little."""
 
 
-class Speeds:
+class EngineThroughput:
     """Tokens a second of each engine, measured while it runs.
 
     Of an engine that has run n rows for t seconds and made T tokens that is T / t. Rows run out towards the end of a

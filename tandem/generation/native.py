@@ -29,7 +29,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tandem.errors import EngineError, UserError
 from tandem.generation.base import EngineLimits
-from tandem.generation.native_rows import Batch, Rows
+from tandem.generation.native_rows import DecodeBatch, DecodeSlots
 from tandem.generation.native_sample import NativeSample
 from tandem.generation.pending import Results
 from tandem.generation.prefixes import PrefixCache
@@ -164,7 +164,7 @@ class NativeEngine:
         )
         self._waiting: OrderedDict[Asked, list[NativeSample]] = OrderedDict()
         """Samples that have not started, those of requests that ask the same in one list, who came first first."""
-        self._rows = Rows(max_running)
+        self._rows = DecodeSlots(max_running)
         self._prefix_cache_tokens = prefix_cache_tokens
         self.prefilled_tokens = 0
         """Prompt tokens that were computed since the engine was made, those of siblings once."""
@@ -426,7 +426,7 @@ class NativeEngine:
     def _tensor(self, values: IntArray) -> torch.Tensor:
         return torch.as_tensor(values, dtype=torch.int64, device=self._weight.device)
 
-    def _advance(self, batch: Batch, logits_BV: torch.Tensor) -> None:
+    def _advance(self, batch: DecodeBatch, logits_BV: torch.Tensor) -> None:
         """Choose the next token of the rows of the batch; deliver and remove those that end with it."""
         state, rows, version = batch.state, self._rows, self.version
         if len(batch.top):
@@ -446,7 +446,7 @@ class NativeEngine:
             self._keep(batch.slots[ended[state["keep"][ended] > 0]])
             self._release(batch.slots[ended].tolist())
 
-    def _note_top(self, batch: Batch, logits_BV: torch.Tensor) -> None:
+    def _note_top(self, batch: DecodeBatch, logits_BV: torch.Tensor) -> None:
         """Keep the most probable next tokens for the rows that want them."""
         rows, counts = batch.top, batch.state["top_logprobs"][batch.top]
         found = most_probable(logits_BV[torch.from_numpy(rows)], batch.state["temperature"][rows], int(counts.max()))

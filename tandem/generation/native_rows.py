@@ -27,7 +27,7 @@ tokens before it, the same in rows that share them."""
 _MADE = np.dtype([("token", "i4"), ("logprob", "f4"), ("version", "i4")])
 
 
-class Batch(NamedTuple):
+class DecodeBatch(NamedTuple):
     """Rows that get their next tokens together, and what is looked up about them once: as long as none of them comes or
     goes it stays as it is."""
 
@@ -45,7 +45,7 @@ class Batch(NamedTuple):
     """Those whose callers want the most probable tokens."""
 
 
-class Rows:
+class DecodeSlots:
     """The samples that decode, in the first slots, and the state of each."""
 
     def __init__(self, slots: int) -> None:
@@ -63,7 +63,7 @@ class Rows:
         """Groups of rows with the same tokens may be worth it; else one that comes or goes must change it."""
         self._unseen = 0
         """The latest tokens that histories do not know of, of every row as many."""
-        self._whole: Batch | None = None
+        self._whole: DecodeBatch | None = None
         """All rows, from one that comes or goes to the next."""
 
     def __len__(self) -> int:
@@ -106,19 +106,19 @@ class Rows:
         padded = [(*own, *[_NO_TOKEN] * (self._stops.shape[1] - len(own))) for own in stops]
         self._stops[first : len(self)] = np.repeat(np.array(padded, dtype=np.int64), counts, axis=0)
 
-    def batch(self, first: int, chooser: Callable[[Array], Chooser]) -> Batch:
+    def batch(self, first: int, chooser: Callable[[Array], Chooser]) -> DecodeBatch:
         """The rows from slot `first` on."""
         if first == 0 and self._whole is not None:
             return self._whole
         own = slice(first, len(self))
         state = self.state[own]
         marked = (np.flatnonzero(state[name]) for name in ("watched", "streamed", "top_logprobs"))
-        batch = Batch(np.arange(first, len(self)), state, self._stops[own], chooser(state), *marked)
+        batch = DecodeBatch(np.arange(first, len(self)), state, self._stops[own], chooser(state), *marked)
         if first == 0:
             self._whole = batch
         return batch
 
-    def take(self, batch: Batch, token_B: IntArray, logprob_B: Array, version: int) -> None:
+    def take(self, batch: DecodeBatch, token_B: IntArray, logprob_B: Array, version: int) -> None:
         """Note the next token of each row."""
         state = batch.state
         made = state["made"]
@@ -128,7 +128,7 @@ class Rows:
         state["last"] = token_B
         state["position"] += 1
 
-    def stopped(self, batch: Batch, tokenizer: Any) -> BoolArray:
+    def stopped(self, batch: DecodeBatch, tokenizer: Any) -> BoolArray:
         """Which rows their last token ends."""
         stopped_B = (batch.stops == batch.state["last"][:, None]).any(axis=1)
         for i in batch.watched.tolist():
@@ -140,7 +140,7 @@ class Rows:
         """The tokens that a row has got."""
         return self.made[slot, : self.state["made"][slot]]
 
-    def stream(self, batch: Batch, ended_B: BoolArray) -> None:
+    def stream(self, batch: DecodeBatch, ended_B: BoolArray) -> None:
         """Deliver the last token of those that go on to callers that get each at once."""
         for slot in batch.slots[batch.streamed[~ended_B[batch.streamed]]].tolist():
             made = self.of(slot)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from tandem.config.generation import ReplicatedGenerationConfig
 from tandem.errors import EngineError, UserError, WorkerLost
-from tandem.generation.balance import Speeds
+from tandem.generation.balance import EngineThroughput
 from tandem.generation.base import EngineLimits
 from tandem.generation.channel import ChannelClosed
 from tandem.generation.pending import Results
@@ -73,7 +73,7 @@ class ReplicatedEngine:
         self._router = PrefixRouter()
         self._watching: asyncio.Task[None] | None = None
         self._replicas = [Replica.start(spec) for _ in range(config.replicas)]
-        self._speeds = Speeds(config.replicas)
+        self._speeds = EngineThroughput(config.replicas)
         self._counted = time.monotonic()
         """Until when the replicas' work is counted."""
 

@@ -14,7 +14,7 @@ from tandem.config.counterparts import whole
 from tandem.errors import UserError
 from tandem.importing.best import DEFAULT, reward_metric, source_of
 from tandem.importing.openrlhf_tables import HARMLESS, LONGEST, OLDER, WITHOUT_EFFECT, table
-from tandem.importing.outcome import Imported, Keys, Source, known, put, sort_the_rest
+from tandem.importing.outcome import ForeignConfig, Imported, Keys, known, put, sort_the_rest
 from tandem.importing.shell import flags_of, launched, read_text, why_nothing
 
 COMMANDS: Mapping[str, str] = {"ppo_ray": "train", "sft": "sft", "dpo": "dpo", "rm": "reward-model"}
@@ -31,7 +31,7 @@ _TRAINER = re.compile(r"openrlhf[./]cli[./]train_(\w+?)(?:\.py)?")
 _BEST = "ckpt.best_metric_key"
 
 
-def read(path: Path, arguments: Sequence[str] = (), command: int | None = None) -> Source:
+def read(path: Path, arguments: Sequence[str] = (), command: int | None = None) -> ForeignConfig:
     """Which trainer the script starts, with what; of several the `command`th. Raises UserError where it starts none."""
     text = read_text(path)
     launch = launched(path, text, lambda words: _trainer_of(words) is not None, arguments, command)
@@ -44,7 +44,7 @@ def read(path: Path, arguments: Sequence[str] = (), command: int | None = None) 
     if method not in COMMANDS:
         raise UserError(f"{path}: train_{method} has no counterpart here; these have one: {', '.join(COMMANDS)}")
     given = launch.values(lambda command: _flags(command.words))
-    return Source(method, {_newer(name, method): value for name, value in given.items()}, launch.notes)
+    return ForeignConfig(method, {_newer(name, method): value for name, value in given.items()}, launch.notes)
 
 
 def _flags(words: Sequence[str]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _newer(name: str, method: str) -> str:
     return newer
 
 
-def convert(source: Source) -> Imported:
+def convert(source: ForeignConfig) -> Imported:
     """The configuration of ours, with what became of every argument."""
     keys, made = Keys(source.values, table(source.method)), Imported({}, notes=list(source.notes))
     online = source.method == "ppo_ray"

@@ -23,7 +23,7 @@ _SECTIONS = (
 
 
 @dataclass
-class Source:
+class ForeignConfig:
     """Whose trainer, and the arguments it was given."""
 
     method: str

@@ -12,9 +12,9 @@ from typing import Any
 
 from tandem.config.counterparts import key_in, listed, whole
 from tandem.errors import UserError
-from tandem.importing.outcome import Imported, Keys, Source, known, put, sort_the_rest
+from tandem.importing.outcome import ForeignConfig, Imported, Keys, known, put, sort_the_rest
 from tandem.importing.trl_best import best_counterparts, best_keys, best_without_effect
-from tandem.importing.trl_source import Rows, own_files
+from tandem.importing.trl_source import DatasetSource, own_files
 from tandem.importing.trl_tables import EIGHT_BITS, HARMLESS, LEARNING_RATES, MENDS, WITHOUT_EFFECT, table
 
 COMMANDS: Mapping[str, str] = {
@@ -38,7 +38,7 @@ _REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward
 """Of `trl.rewards`, which its command line knows by name."""
 
 
-def convert(source: Source) -> Imported:
+def convert(source: ForeignConfig) -> Imported:
     """The configuration of ours, with what became of every argument. Raises UserError for a trainer without one."""
     if source.method not in COMMANDS:
         raise UserError(f"TRL's {source.method} has no counterpart here; these have one: {', '.join(COMMANDS)}")
@@ -85,12 +85,12 @@ def _files(keys: Keys, made: Imported) -> dict[str, Any]:
     if mixed := keys.take("datasets"):
         return _mixed_files(mixed, keys, made)
     asked = (("dataset_name", None), ("dataset_config", None), ("dataset_train_split", "train"), ("data_files", None))
-    rows = Rows(*(keys.take(key, default) for key, default in asked))
+    rows = DatasetSource(*(keys.take(key, default) for key, default in asked))
     files = {"train_files": _rows_of(rows, "data.train_files", "TRAIN.parquet", made)}
     if _evaluates(keys):
         rows = rows._replace(split=keys.take("dataset_test_split", "test"))
         if other := keys.values.get("eval_dataset"):
-            rows = Rows(str(other).strip("⟨⟩"), rows.configuration, "", None)
+            rows = DatasetSource(str(other).strip("⟨⟩"), rows.configuration, "", None)
         own = keys.take("eval_data_files")
         files["val_files"] = own or _rows_of(rows, "data.val_files", "VAL.parquet", made)
     return files
@@ -101,18 +101,20 @@ def _mixed_files(mixed: Any, keys: Keys, made: Imported) -> dict[str, Any]:
     train: list[str] = []
     for number, one in enumerate(listed(mixed), start=1):
         given = one if isinstance(one, dict) else {"path": one}
-        rows = Rows(given.get("path"), given.get("name"), given.get("split", "train"), given.get("data_files"))
+        rows = DatasetSource(given.get("path"), given.get("name"), given.get("split", "train"), given.get("data_files"))
         if given.get("data_dir"):
             rows = rows._replace(name=f"{rows.name} of {given['data_dir']}")
         train += _rows_of(rows, "data.train_files", f"TRAIN_{number}.parquet", made)
     files = {"train_files": train}
     if _evaluates(keys):
-        held_out = Rows(f"rows of your own (test_split_size={keys.values.get('test_split_size')})", None, "", None)
+        held_out = DatasetSource(
+            f"rows of your own (test_split_size={keys.values.get('test_split_size')})", None, "", None
+        )
         files["val_files"] = _rows_of(held_out, "data.val_files", "VAL.parquet", made)
     return files
 
 
-def _rows_of(rows: Rows, key: str, stand_in: str, made: Imported) -> list[str]:
+def _rows_of(rows: DatasetSource, key: str, stand_in: str, made: Imported) -> list[str]:
     name, configuration, split, files = rows
     if own := own_files(rows):
         return own

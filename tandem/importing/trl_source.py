@@ -10,7 +10,7 @@ from tandem.config.counterparts import listed
 from tandem.errors import UserError
 from tandem.files import ROW_ENDINGS
 from tandem.importing.on_import import first_act
-from tandem.importing.outcome import Source, read_yaml, unknown, yaml_keys
+from tandem.importing.outcome import ForeignConfig, read_yaml, unknown, yaml_keys
 from tandem.importing.python_names import names_of, options_read
 from tandem.importing.shell import Command, flags_of, launched, no_script, read_text, why_nothing
 
@@ -21,7 +21,9 @@ METHODS = {
 """How the name of a script or class begins -> the trainer that it runs."""
 
 
-def read(path: Path, method: str | None = None, arguments: Sequence[str] = (), command: int | None = None) -> Source:
+def read(
+    path: Path, method: str | None = None, arguments: Sequence[str] = (), command: int | None = None
+) -> ForeignConfig:
     """Of a `.py`, `.yaml` or any other file, which is taken for a shell script. Raises UserError.
 
     Args:
@@ -31,7 +33,7 @@ def read(path: Path, method: str | None = None, arguments: Sequence[str] = (), c
     """
     if path.suffix in (".yaml", ".yml"):
         no_script(path, arguments, command)
-        return Source(method or _method_of_keys(read_yaml(path), path), read_yaml(path))
+        return ForeignConfig(method or _method_of_keys(read_yaml(path), path), read_yaml(path))
     text = read_text(path)
     if path.suffix == ".py":
         no_script(path, arguments, None)
@@ -67,7 +69,7 @@ def _method_of_name(name: str) -> str | None:
 
 def _of_commands(
     text: str, path: Path, method: str | None, arguments: Sequence[str], command: int | None
-) -> Source | None:
+) -> ForeignConfig | None:
     """The command that starts a trainer."""
 
     def is_trainer(words: Sequence[str]) -> bool:
@@ -83,7 +85,7 @@ def _of_commands(
     notes = list[str]()
     if own := _of_own_script(launch.command.words, path, method, notes):
         values = launch.values(lambda command: _flags_of_own_script(command.words, path, method))
-        return Source(own.method, values, [*launch.notes, *notes])
+        return ForeignConfig(own.method, values, [*launch.notes, *notes])
     found = _started(launch.command.words)[1] or ""
     chosen = method or _method_of_name(found)
     if chosen is None:
@@ -91,10 +93,10 @@ def _of_commands(
             f"{path}: {found} is no trainer that has a counterpart here; those that have one: "
             f"{', '.join(_names())}. If it runs one of them under another name, give --trainer"
         )
-    return Source(chosen, launch.values(lambda command: _flags(command, path)), launch.notes)
+    return ForeignConfig(chosen, launch.values(lambda command: _flags(command, path)), launch.notes)
 
 
-def _of_own_script(words: Sequence[str], path: Path, method: str | None, notes: list[str]) -> Source | None:
+def _of_own_script(words: Sequence[str], path: Path, method: str | None, notes: list[str]) -> ForeignConfig | None:
     """What a Python script of the user's own makes of the arguments that a launch script at `path` gives it.
 
     None where the command starts something else, or a script that takes the arguments of TRL.
@@ -171,7 +173,7 @@ def _strings(module: ast.Module) -> Iterator[str]:
             yield node.value.value
 
 
-def _of_python(module: ast.Module, path: Path, method: str | None, flags: Mapping[str, Any]) -> Source | None:
+def _of_python(module: ast.Module, path: Path, method: str | None, flags: Mapping[str, Any]) -> ForeignConfig | None:
     """The arguments of `GRPOConfig(…)`, `GRPOTrainer(…)`, `LoraConfig(…)` and `load_dataset(…)` in a script.
 
     None where nothing says what the trainer's configuration holds: it is parsed from a command line, for one.
@@ -207,7 +209,7 @@ def _of_python(module: ast.Module, path: Path, method: str | None, flags: Mappin
         return None
     read = options_read(module)
     values |= {f"--{name}": value for name, value in flags.items() if name not in read}
-    source = Source(method or configured or with_defaults or "", values)
+    source = ForeignConfig(method or configured or with_defaults or "", values)
     if "reward_funcs" in values:
         values["reward_funcs"] = _rewards(values["reward_funcs"], functions, path, module, source.notes)
     return source
@@ -247,7 +249,7 @@ def _of_trainer(arguments: Mapping[str | None, ast.expr], names: dict[str, ast.e
 _DATA = ("dataset_name", "dataset_config", "dataset_train_split", "data_files")
 
 
-class Rows(NamedTuple):
+class DatasetSource(NamedTuple):
     """What `load_dataset` is asked for, or an entry of `datasets` in a YAML file."""
 
     name: Any
@@ -257,7 +259,7 @@ class Rows(NamedTuple):
     """`data_files`: one, several, or those of each split by its name."""
 
 
-def own_files(rows: Rows) -> list[str]:
+def own_files(rows: DatasetSource) -> list[str]:
     """The files of `load_dataset("json", data_files=…)` that can be read here as they are; else none."""
     by_split: Any = rows.files if isinstance(rows.files, dict) else {"train": rows.files}
     split = rows.split or "train"
@@ -267,7 +269,7 @@ def own_files(rows: Rows) -> list[str]:
     return files if rows.name in ("json", "parquet") and readable else []
 
 
-def _rows(node: ast.expr, names: dict[str, ast.expr]) -> Rows | None:
+def _rows(node: ast.expr, names: dict[str, ast.expr]) -> DatasetSource | None:
     """Those of `load_dataset(…)`, `rows["train"]` or `rows.map(…)`; None: of something else."""
     match node:
         case ast.Name(id=name) if name in names:
@@ -279,7 +281,7 @@ def _rows(node: ast.expr, names: dict[str, ast.expr]) -> Rows | None:
         case ast.Call(args=[first, *more]) if ast.unparse(node.func).endswith("load_dataset"):
             given = {"name": more[0] if more else _NONE} | {part.arg: part.value for part in node.keywords}
             asked = (given.get(key, _NONE) for key in ("name", "split", "data_files"))
-            return Rows(_value(first, names), *(_value(node, names) for node in asked))
+            return DatasetSource(_value(first, names), *(_value(node, names) for node in asked))
         case _:
             return None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tandem.config.counterparts import list_of, listed, parsed, whole
 from tandem.config.verl_keys import KEYS, OVERLONG
-from tandem.importing.outcome import Imported, Keys, Source, at, known, put, sort_the_rest
+from tandem.importing.outcome import ForeignConfig, Imported, Keys, at, known, put, sort_the_rest
 from tandem.importing.verl_ahead import apart, prompts_of_a_fully_asynchronous_step, runs_ahead
 from tandem.importing.verl_distillation import distilled
 from tandem.importing.verl_sft import supervised
@@ -33,7 +33,7 @@ _LEAST_TOKENS = 4096
 """Of a micro-batch, where verl counts rows."""
 
 
-def convert(source: Source) -> Imported:
+def convert(source: ForeignConfig) -> Imported:
     """The configuration of ours, with what became of every key of verl's."""
     if source.method == "sft":
         return supervised(source)

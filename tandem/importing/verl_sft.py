@@ -8,7 +8,7 @@ from typing import Any
 
 from tandem.config.counterparts import Key, Table, if_true, list_of, listed, positive, precision, together, under, whole
 from tandem.config.verl_keys import ADAPTERS, TRAINER
-from tandem.importing.outcome import Imported, Keys, Source, sort_the_rest
+from tandem.importing.outcome import ForeignConfig, Imported, Keys, sort_the_rest
 from tandem.importing.verl_tables import SFT_HARMLESS, SFT_WITHOUT_EFFECT
 from tandem.importing.verl_trainer import tracked, trainer_of
 
@@ -74,7 +74,7 @@ def table(engine: bool) -> Table:
     }  # fmt: skip
 
 
-def supervised(source: Source) -> Imported:
+def supervised(source: ForeignConfig) -> Imported:
     """The configuration of ours, with what became of every key."""
     engine = any(key.startswith("engine.") or key in ("model.path", "engine", "model_engine") for key in source.values)
     keys, made = Keys(source.values, table(engine)), Imported({}, notes=list(source.notes))

@@ -7,7 +7,7 @@ from typing import Any
 
 from tandem.config.counterparts import parsed
 from tandem.errors import UserError
-from tandem.importing.outcome import Source, read_yaml
+from tandem.importing.outcome import ForeignConfig, read_yaml
 from tandem.importing.shell import flags_of, launched, no_script, read_text, why_nothing
 from tandem.importing.verl_methods import METHODS
 
@@ -26,7 +26,9 @@ _OWN_DEFAULTS = re.compile(
 )
 
 
-def read(path: Path, method: str | None = None, arguments: Sequence[str] = (), command: int | None = None) -> Source:
+def read(
+    path: Path, method: str | None = None, arguments: Sequence[str] = (), command: int | None = None
+) -> ForeignConfig:
     """The keys of a script (`.sh`, or anything else) or of a YAML file, flat. Raises UserError.
 
     Args:
@@ -38,7 +40,7 @@ def read(path: Path, method: str | None = None, arguments: Sequence[str] = (), c
         no_script(path, arguments, command)
         values = read_yaml(path)
         of_rows = not any(key.startswith("actor_rollout_ref.") for key in values)
-        return Source(
+        return ForeignConfig(
             method or ("sft" if of_rows and any(key.startswith("optim.") for key in values) else "ppo"), values
         )
     text = read_text(path)
@@ -56,7 +58,7 @@ def read(path: Path, method: str | None = None, arguments: Sequence[str] = (), c
         )
     given = launch.values(lambda command: _flags(command.words))
     values, notes = _with_its_file(given, launch.command.folder)
-    return Source(method_of(launch.command.words, method) or "", values, [*launch.notes, *notes])
+    return ForeignConfig(method_of(launch.command.words, method) or "", values, [*launch.notes, *notes])
 
 
 def program_of(words: Sequence[str]) -> str | None:

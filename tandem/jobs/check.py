@@ -25,7 +25,7 @@ from tandem.config.conversation import ConversationConfig
 from tandem.config.model import LoraConfig
 from tandem.config.tree import TrainConfig, pictures_directory
 from tandem.controller.assembly import Roles, actor_spec, make_roles
-from tandem.controller.dataflow import Step, learn_step
+from tandem.controller.dataflow import StepResult, learn_step
 from tandem.controller.learning import placed_step, update
 from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import Role
@@ -293,7 +293,7 @@ def select_tokens(batch: Batch, column: FloatArray, rows: Sequence[int]) -> Floa
     return np.concatenate([column[batch.response_offsets[row] : batch.response_offsets[row + 1]] for row in rows])
 
 
-def _check_cut(config: TrainConfig, placement: Placement, algorithm: Algorithm, done: Step) -> Verdict:
+def _check_cut(config: TrainConfig, placement: Placement, algorithm: Algorithm, done: StepResult) -> Verdict:
     """The large step, by another number of micro-batches."""
     batch, training = done.batch, config.training
     smaller = training.model_copy(

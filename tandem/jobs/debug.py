@@ -13,7 +13,7 @@ from tandem.config.rules.algorithm import find_stale_mistakes
 from tandem.config.stored_run import pictures_of_run
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import make_experience_roles, make_producer, pictures_of
-from tandem.controller.dataflow import Step, describe_batch, learn_step
+from tandem.controller.dataflow import StepResult, describe_batch, learn_step
 from tandem.controller.placement import Placement, pools_of
 from tandem.data.dataset import RLHFDataset
 from tandem.data.mixture import make_sampler
@@ -69,7 +69,7 @@ class ReplayJob(RlJob):
         self._files = files
         self.total_steps = len(files)
 
-    def _advance(self, step: int) -> Step:
+    def _advance(self, step: int) -> StepResult:
         groups = read_groups(self._files[step - 1], step)
         if (directory := pictures_of(self._config)) is not None:
             rows = (row for group in groups for one in group.trajectories for row in one.every_branch)

@@ -10,13 +10,13 @@ import torch
 
 from tandem.algorithms.preference import BradleyTerryLoss, LinearScoreLoss, PairBatch, PairLoss, preference_loss
 from tandem.batching.packing import pairs_to_batch, rated_to_batch, scored_at_the_end
-from tandem.checkpoint.branch import Branch
+from tandem.checkpoint.branch import Fork
 from tandem.cluster import make_cluster
 from tandem.config.tree import DpoConfig, SftConfig
 from tandem.controller.assembly import make_reference, pictures_of
 from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import Role
-from tandem.controller.roles import Actor, Critic, Reference, Trained
+from tandem.controller.roles import Actor, Critic, ReferencePolicy, Trained
 from tandem.data.sft import DemonstrationDataset
 from tandem.jobs.callbacks import Callback
 from tandem.jobs.inputs import Inputs
@@ -35,7 +35,7 @@ class ComparingJob(SupervisedJob[Item, Model]):
     """Every step scores the pairs' tokens, takes the loss's gradient by each score, and descends along these."""
 
     loss: PairLoss
-    reference: Reference | None = None
+    reference: ReferencePolicy | None = None
 
     @abstractmethod
     def scores(self, batch: Batch) -> FloatArray:
@@ -81,7 +81,7 @@ class PolicyJob(ComparingJob[Item, Actor]):
         config: DpoConfig,
         inputs: Inputs[DemonstrationDataset[Item]],
         placement: Placement,
-        branch: Branch | None = None,
+        branch: Fork | None = None,
     ) -> None:
         super().__init__(config, inputs, placement, branch)
         self.loss = preference_loss(config.preference)
@@ -152,7 +152,7 @@ def train_dpo(config: DpoConfig, inputs: Inputs[Any], callbacks: Sequence[Callba
     kind = KtoJob if config.preference.loss == "kto" else DpoJob
     with closing(make_cluster(config)) as cluster:
 
-        def make_job(branch: Branch | None) -> KtoJob | DpoJob:
+        def make_job(branch: Fork | None) -> KtoJob | DpoJob:
             return kind(config, inputs, Placement(cluster, pools_of(config)), branch)
 
         return run_job(config, make_job, callbacks)
@@ -162,7 +162,7 @@ def train_reward_model(config: SftConfig, inputs: PairInputs, callbacks: Sequenc
     """`tandem reward-model`: what stopped the run before its last step, if anything did."""
     with closing(make_cluster(config)) as cluster:
 
-        def make_job(branch: Branch | None) -> RewardModelJob:
+        def make_job(branch: Fork | None) -> RewardModelJob:
             return RewardModelJob(config, inputs, Placement(cluster, pools_of(config)), branch)
 
         return run_job(config, make_job, callbacks)

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from tandem.config.paths import absolute
 from tandem.errors import UserError
-from tandem.jobs.runs import Measured, best_of, state_of, stored_trainer
+from tandem.jobs.runs import MetricExtremes, best_of, state_of, stored_trainer
 from tandem.signals import StopReason
 from tandem.stored import read_pointer
 from tandem.tracking.jsonl import each_record, read_metrics
@@ -84,8 +84,8 @@ class Run:
         reached = f", best {best.metric} {best.value:.4g} at step {best.step}" if best else ""
         return f"<Run {self.directory}: {self.state} at step {self.final.get('step', 0):.0f}{reached}>"
 
-    def _measured(self) -> Measured:
-        return Measured(each_record(self.directory / "metrics.jsonl"))
+    def _measured(self) -> MetricExtremes:
+        return MetricExtremes(each_record(self.directory / "metrics.jsonl"))
 
     def _records(self) -> list[dict[str, Any]]:
         return read_metrics(self.directory / "metrics.jsonl")

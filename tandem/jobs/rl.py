@@ -14,14 +14,14 @@ import numpy as np
 from tandem.activity import Shown, show
 from tandem.algorithms import make_algorithm
 from tandem.batching.packing import to_batch
-from tandem.checkpoint.branch import Branch
+from tandem.checkpoint.branch import Fork
 from tandem.checkpoint.draft import Draft
 from tandem.checkpoint.progress import Progress
 from tandem.checkpoint.rollouts import read_rollouts, write_rollouts
 from tandem.cluster import make_cluster
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import make_producer, make_roles
-from tandem.controller.dataflow import Step, describe_batch, train_step
+from tandem.controller.dataflow import StepResult, describe_batch, train_step
 from tandem.controller.learning import mismatch_warning, warms_up, why_nothing_was_learned
 from tandem.controller.placement import Placement, pools_of
 from tandem.controller.reward_model import Rewards, scores_groups
@@ -41,7 +41,7 @@ from tandem.models.loading import save_processors
 from tandem.reward.manager import RewardManager
 from tandem.signals import StopReason
 from tandem.stored import read_json
-from tandem.tracking.trajectories import Kept, trajectories_path, validation_path, write_trajectories
+from tandem.tracking.trajectories import FolderLimit, trajectories_path, validation_path, write_trajectories
 from tandem.types import Batch, Group, Prompt, StepMetrics
 
 
@@ -55,7 +55,7 @@ class RlJob:
         placement: Placement,
         reward: Rewards,
         val_reward: Rewards | None = None,
-        branch: Branch | None = None,
+        branch: Fork | None = None,
     ) -> None:
         assert inputs.train is not None
         self._config = config
@@ -63,7 +63,7 @@ class RlJob:
         self._train = inputs.train
         self._val_sets = None if inputs.val is None else ValidationSets(inputs.val, config)
         trainer = config.trainer
-        self._kept = Kept(trainer.keep_trajectories, trainer.keep_trajectories_gib)
+        self._kept = FolderLimit(trainer.keep_trajectories, trainer.keep_trajectories_gib)
         self._sampler = make_sampler(config.data, inputs.train, trainer.seed)
         self.total_steps = trainer.steps or self._sampler.steps_for(trainer.epochs or 1)
         self._algorithm = make_algorithm(config.algorithm, config.generation.max_response_tokens)
@@ -106,7 +106,7 @@ class RlJob:
         of_sets = mixture_rewards(done.groups, self._sampler)
         return {**done.metrics, **described, **self._sampler.metrics(), **of_sets}
 
-    def _tell_of_rest(self, step: int, done: Step) -> None:
+    def _tell_of_rest(self, step: int, done: StepResult) -> None:
         """Once a run for each reason, that a step has taught nothing."""
         if done.metrics["actor/trained_share"] > 0 or warms_up(self._config, step):
             return
@@ -125,7 +125,7 @@ class RlJob:
             print(warning, flush=True)
             self._warned = True
 
-    def _advance(self, step: int) -> Step:
+    def _advance(self, step: int) -> StepResult:
         """One step of the dataflow."""
         before = self._rollouts.cursor
         try:
@@ -262,7 +262,7 @@ def train(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> StopReason | None
     """`tandem train`: what stopped the run before its last step, if one did."""
     with closing(make_cluster(config)) as cluster, closing(make_reward_manager(config)) as reward:
 
-        def make_job(branch: Branch | None) -> RlJob:
+        def make_job(branch: Fork | None) -> RlJob:
             return RlJob(config, inputs, Placement(cluster, pools_of(config)), reward, branch=branch)
 
         return run_job(config, make_job)

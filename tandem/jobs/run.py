@@ -11,7 +11,7 @@ from signal import Signals
 from typing import Protocol
 
 from tandem.activity import begin
-from tandem.checkpoint.branch import Branch, branch_of, special_optimizers
+from tandem.checkpoint.branch import Fork, branch_of, special_optimizers
 from tandem.checkpoint.draft import Draft
 from tandem.checkpoint.progress import Progress
 from tandem.checkpoint.remote import RemoteCheckpoints
@@ -101,7 +101,7 @@ def _tell_end(run_dir: Path, state: str, reason: str) -> None:
             write_end(run_dir, state, reason)
 
 
-def find_start(config: TrainConfig | SftConfig, resume: bool) -> Path | Branch | None:
+def find_start(config: TrainConfig | SftConfig, resume: bool) -> Path | Fork | None:
     """Where the next step begins: after a checkpoint of the run, on a branch of another run, or (None) at nothing.
 
     Reads all of the checkpoint; raises UserError when it is damaged.
@@ -118,7 +118,7 @@ def find_start(config: TrainConfig | SftConfig, resume: bool) -> Path | Branch |
 
 
 def run_job(
-    config: TrainConfig | SftConfig, make_job: Callable[[Branch | None], Job], callbacks: Sequence[Callback] = ()
+    config: TrainConfig | SftConfig, make_job: Callable[[Fork | None], Job], callbacks: Sequence[Callback] = ()
 ) -> StopReason | None:
     """Run the job to its last step (None) or to a stop (what asked for it), from the last checkpoint if any.
 
@@ -135,7 +135,7 @@ def run_job(
             start = find_start(config, resume=config.trainer.resume or not is_first)
             is_first = False
             with Startup("starting processes and loading models"):
-                job = make_job(start if isinstance(start, Branch) else None)
+                job = make_job(start if isinstance(start, Fork) else None)
             attempt = _Attempt(config, job, stop, callbacks)
             finished = attempt.run(start if isinstance(start, Path) else None)
             return None if finished else stop.by

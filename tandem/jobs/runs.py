@@ -97,7 +97,7 @@ def _described(run: Path) -> FoundRun:
 def _read(run: Path) -> FoundRun:
     """Raises DamagedFile."""
     trainer = stored_trainer(run)
-    measured = Measured(each_record(run / "metrics.jsonl"))
+    measured = MetricExtremes(each_record(run / "metrics.jsonl"))
     progress = _progress(run)
     total = progress.total_steps if progress else trainer.steps
     done = progress.step if progress else 0  # own dataflows write no metrics
@@ -105,7 +105,7 @@ def _read(run: Path) -> FoundRun:
     return FoundRun(run, state_of(run), step, _reached(measured, trainer))
 
 
-def _reached(measured: "Measured", trainer: StoredTrainer) -> str:
+def _reached(measured: "MetricExtremes", trainer: StoredTrainer) -> str:
     """The best value with its name and what makes it the best, or else the last training loss."""
     if best := best_of(measured, trainer):
         metric, value, _ = best
@@ -174,7 +174,7 @@ def _is_locked(lock: Path) -> bool:
     return False
 
 
-class Measured:
+class MetricExtremes:
     """What is asked of the metrics of a run, which may have many steps: the last record, and extremes."""
 
     def __init__(self, records: Iterable[dict[str, Any]]) -> None:
@@ -199,7 +199,7 @@ class Measured:
             self.extremes[name] = known[0], (value, step)
 
 
-def best_of(measured: Measured, trainer: StoredTrainer) -> tuple[str, float, int] | None:
+def best_of(measured: MetricExtremes, trainer: StoredTrainer) -> tuple[str, float, int] | None:
     """Metric, value and step: of `trainer.best_metric`, or else of a validation's accuracy, reward or loss, or else of
     the reward."""
     extremes = measured.extremes

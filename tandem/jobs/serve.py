@@ -33,7 +33,7 @@ from tandem.pictures.model import PICTURES_ON_VLLM, model_type, sees_pictures
 from tandem.pictures.shown import ModelPictures
 from tandem.rollout.formats.make import make_format
 from tandem.rollout.pictures import Line, with_all_tokens
-from tandem.rollout.session import Policy, Rules, Session
+from tandem.rollout.session import PolicyEndpoint, Rules, Session
 from tandem.serving.app import make_app
 from tandem.serving.capture import Capture
 from tandem.serving.errors import RequestError
@@ -88,12 +88,12 @@ class EngineAnswerer:
     def _turns(self) -> Turns:
         return Turns(lambda: max(1, self.limits.max_running + self.limits.max_running // _AHEAD))
 
-    def policy(self) -> Policy:
+    def policy(self) -> PolicyEndpoint:
         return self._policy
 
     @cached_property
-    def _policy(self) -> Policy:
-        return Policy(
+    def _policy(self) -> PolicyEndpoint:
+        return PolicyEndpoint(
             tokens=make_format(self.tokenizer, self.defaults.stop_token_ids, self.calls),
             generate=self._generate_in_turn,
             positions=lambda: self.limits.positions,

@@ -12,7 +12,7 @@ import numpy as np
 
 from tandem.algorithms.supervised import NextTokenLoss
 from tandem.batching.packing import demonstrations_to_batch, token_shares
-from tandem.checkpoint.branch import POLICY, Branch
+from tandem.checkpoint.branch import POLICY, Fork
 from tandem.checkpoint.draft import Draft
 from tandem.cluster import make_cluster
 from tandem.config.tree import SftConfig
@@ -47,7 +47,7 @@ class SupervisedJob(ABC, Generic[Item, Model]):
         config: SftConfig,
         inputs: Inputs[DemonstrationDataset[Item]],
         placement: Placement,
-        branch: Branch | None = None,
+        branch: Fork | None = None,
     ) -> None:
         """`branch`: the checkpoint that the model starts from, in the place of `model.path`."""
         assert inputs.train is not None
@@ -142,7 +142,7 @@ def train(
     """`tandem sft`: what stopped the run before its last step, if anything did."""
     with closing(make_cluster(config)) as cluster:
 
-        def make_job(branch: Branch | None) -> SftJob:
+        def make_job(branch: Fork | None) -> SftJob:
             return SftJob(config, inputs, Placement(cluster, pools_of(config)), branch)
 
         return run_job(config, make_job, callbacks)

@@ -32,7 +32,7 @@ _LETTER = 4
 """The most bytes of a letter in UTF-8, and so the most tokens."""
 
 
-class Run(NamedTuple):
+class TokenSpan(NamedTuple):
     """Neighbouring tokens of one kind."""
 
     kind: Kind
@@ -125,11 +125,11 @@ def _described(
 ) -> Iterator[Text]:
     match item:
         case Prompt():
-            yield from shown_tokens(tokenizer, [Run("prompt", item.token_ids)])
+            yield from shown_tokens(tokenizer, [TokenSpan("prompt", item.token_ids)])
             yield Text(f"data_source: {item.data_source}; ground truth: {item.ground_truth!r}")
         case Demonstration():
             learned = _runs(item.response_ids, item.loss_mask)
-            yield from shown_tokens(tokenizer, [Run("prompt", item.prompt_ids), *learned])
+            yield from shown_tokens(tokenizer, [TokenSpan("prompt", item.prompt_ids), *learned])
         case RatedAnswer():
             yield Text("good" if item.desirable else "bad", style="bold")
             yield from _described(tokenizer, item.answer)
@@ -139,15 +139,15 @@ def _described(
                 yield from _described(tokenizer, answer)
 
 
-def _runs(token_ids: IntArray, learned: BoolArray) -> Iterator[Run]:
+def _runs(token_ids: IntArray, learned: BoolArray) -> Iterator[TokenSpan]:
     start = 0
     for value, group in groupby(learned.tolist()):
         stop = start + len(list(group))
-        yield Run("learned" if value else "not learned", token_ids[start:stop])
+        yield TokenSpan("learned" if value else "not learned", token_ids[start:stop])
         start = stop
 
 
-def shown_tokens(tokenizer: PreTrainedTokenizerBase, runs: Sequence[Run]) -> Iterator[Text]:
+def shown_tokens(tokenizer: PreTrainedTokenizerBase, runs: Sequence[TokenSpan]) -> Iterator[Text]:
     """A heading and the text of each run, in which neighbouring tokens differ in colour. Tokens of which none is text
     by itself, as the bytes of a letter, are shown as one."""
     for run in runs:

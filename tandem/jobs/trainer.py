@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from tandem.checkpoint.branch import Branch
+from tandem.checkpoint.branch import Fork
 from tandem.cluster import make_cluster
 from tandem.config.load import load_config
 from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
@@ -76,7 +76,7 @@ class Trainer:
                 if isinstance(reward, RewardManager):
                     opened.enter_context(closing(reward))
             start = find_start(self.config, self.config.trainer.resume)
-            self._job = self._make_job(start if isinstance(start, Branch) else None)
+            self._job = self._make_job(start if isinstance(start, Fork) else None)
             self._open = opened.pop_all()
 
     def fit(self) -> Run:
@@ -90,7 +90,7 @@ class Trainer:
             stopped_by = run_job(self.config, self._make_job, self._callbacks)
         return Run(self.config.trainer.run_dir, stopped_by)
 
-    def _make_job(self, branch: Branch | None) -> RlJob:
+    def _make_job(self, branch: Fork | None) -> RlJob:
         """The job that `init_workers` made; after workers were lost, a new one."""
         assert self._cluster is not None and self._reward is not None
         job, self._job = self._job, None

@@ -39,7 +39,7 @@ class TensorFile:
         save_file(dict(self.tensors), self.path, metadata=dict(self.metadata))
 
 
-class Piece(NamedTuple):
+class ShardRegion(NamedTuple):
     """Where a rank's part of a tensor lies in the whole."""
 
     whole: tuple[int, ...]
@@ -52,7 +52,7 @@ class Piece(NamedTuple):
     def empty(self) -> bool:
         return 0 in self.shape
 
-    def shared(self, other: "Piece") -> tuple[slice, ...] | None:
+    def shared(self, other: "ShardRegion") -> tuple[slice, ...] | None:
         """What both hold, by dimension of the whole tensor; None where that is nothing."""
         starts = [max(pair) for pair in zip(self.start, other.start, strict=True)]
         ends = [min(pair) for pair in zip(self._end, other._end, strict=True)]
@@ -69,9 +69,9 @@ class Piece(NamedTuple):
         return tuple(start + length for start, length in zip(self.start, self.shape, strict=True))
 
 
-def own_pieces(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Piece]]:
+def own_pieces(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, ShardRegion]]:
     """This rank's part of each tensor that it is to write, not copies: over all ranks, every tensor exactly once."""
-    found: dict[str, tuple[Tensor, Piece]] = {}
+    found: dict[str, tuple[Tensor, ShardRegion]] = {}
     for name, tensor in tensors.items():
         local, piece = _local(tensor)
         if _is_first_copy(tensor) and not piece.empty:
@@ -79,7 +79,7 @@ def own_pieces(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Piece]]
     return found
 
 
-def shard_file(pieces: Mapping[str, tuple[Tensor, Piece]], directory: Path) -> TensorFile:
+def shard_file(pieces: Mapping[str, tuple[Tensor, ShardRegion]], directory: Path) -> TensorFile:
     """The file of this rank's pieces; a rank without any writes one, too."""
     places = {name: piece for name, (_, piece) in pieces.items()}
     metadata = {_PIECES: json.dumps(places)}  # one entry: several would be written in any order
@@ -111,7 +111,7 @@ def read_shards(tensors: Mapping[str, Tensor], directory: Path) -> None:
                     )
 
 
-def _check_whole(tensors: Mapping[str, Tensor], saved: list[dict[str, Piece]]) -> None:
+def _check_whole(tensors: Mapping[str, Tensor], saved: list[dict[str, ShardRegion]]) -> None:
     """Raises ValueError where the pieces are not those of these tensors, and all of them."""
     if not saved:
         raise ValueError("it has no rank_00000.safetensors, as this version of Tandem writes")
@@ -127,19 +127,19 @@ def _check_whole(tensors: Mapping[str, Tensor], saved: list[dict[str, Piece]]) -
         raise ValueError(f"files of ranks are missing: {lacking[0]} is not whole")
 
 
-def _places(file: Any) -> dict[str, Piece]:
+def _places(file: Any) -> dict[str, ShardRegion]:
     described: dict[str, Any] = json.loads((file.metadata() or {}).get(_PIECES, "{}"))
-    return {name: Piece(*(tuple(part) for part in parts)) for name, parts in described.items()}
+    return {name: ShardRegion(*(tuple(part) for part in parts)) for name, parts in described.items()}
 
 
-def _local(tensor: Tensor) -> tuple[Tensor, Piece]:
+def _local(tensor: Tensor) -> tuple[Tensor, ShardRegion]:
     """This rank's part, and where it lies."""
     if not isinstance(tensor, DTensor):
         shape = tuple(tensor.shape)
-        return tensor, Piece(shape, (0,) * len(shape), shape)
+        return tensor, ShardRegion(shape, (0,) * len(shape), shape)
     local = tensor.to_local()
     _, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return local, Piece(tuple(tensor.shape), tuple(start), tuple(local.shape))
+    return local, ShardRegion(tuple(tensor.shape), tuple(start), tuple(local.shape))
 
 
 def _is_first_copy(tensor: Tensor) -> bool:

@@ -18,7 +18,7 @@ from tandem.planning.job import KINDS, jobs_of
 from tandem.planning.mends import find_mend, fullest
 from tandem.planning.placements import time_report
 from tandem.planning.planned import Planned
-from tandem.planning.roles import Host, Moment, find_shape_mistakes, hosts, moments, not_counted
+from tandem.planning.roles import HostMemory, Moment, find_shape_mistakes, hosts, moments, not_counted
 
 GIB = 2**30
 CARD = "H100"
@@ -173,7 +173,7 @@ def _largest_causes(moment: Moment) -> str:
     return ", ".join(f"{cause} {sizes[cause] / GIB:.1f}" for cause in largest)
 
 
-def of_host(host: Host, per_node: int) -> str:
+def of_host(host: HostMemory, per_node: int) -> str:
     """What a pool keeps in host memory."""
     processes = min(host.processes, per_node)
     pictures = f", pictures {host.pictures / GIB:.1f}" if host.pictures else ""

@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 from tandem.config.training import MegatronTrainingConfig
 from tandem.planning import megatron_memory
-from tandem.planning.decoding import Decoder, generation_s, steady_generation_s
+from tandem.planning.decoding import DecodeCost, generation_s, steady_generation_s
 from tandem.planning.hardware import Machines
 from tandem.planning.model_shape import ModelShape
 from tandem.planning.passes import IN_PLACE, HostTraffic, Passes
 from tandem.planning.roles import CONTEXT_BYTES, NCCL_BYTES, SLACK
-from tandem.planning.search import ACTOR, Choice, Generating
-from tandem.planning.time import CONSTANTS, Constants, Layout, StepTime, Workload
+from tandem.planning.search import ACTOR, Candidate, Generating
+from tandem.planning.time import CONSTANTS, Constants, ParallelDims, StepTime, Workload
 
 BESIDE_THE_ACTOR, TO_OTHER_GPUS = "publish beside the actor", "publish to other GPUs"
 """Stages that a run measures one of, which says nothing of the other."""
@@ -23,7 +23,7 @@ OUTSIDE_BYTES = CONTEXT_BYTES + NCCL_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class PlannedRole:
     """A role that trains or scores."""
 
     shape: ModelShape
@@ -33,9 +33,9 @@ class Model:
     """They learn in the place of its weights."""
 
 
-MemoryOf = Callable[[str, Model, Layout], tuple[int, int]]
+MemoryOf = Callable[[str, PlannedRole, ParallelDims], tuple[int, int]]
 """Bytes on each GPU of a role's model that lies so: those that it always holds, and those more while it works."""
-TrafficOf = Callable[[str, Model, Layout], HostTraffic]
+TrafficOf = Callable[[str, PlannedRole, ParallelDims], HostTraffic]
 """What such a model moves between host memory and each GPU."""
 Asleep = Literal["nothing", "weights", "all"]
 """What an engine keeps on its GPUs while others work there."""
@@ -70,9 +70,9 @@ class ClusterCosts:
     """Costs on machines of one kind."""
 
     machines: Machines
-    models: Mapping[str, Model]
+    models: Mapping[str, PlannedRole]
     workload: Workload
-    layouts: Callable[[ModelShape, int], Sequence[Layout]]
+    layouts: Callable[[ModelShape, int], Sequence[ParallelDims]]
     """The ways in which a model may lie on so many GPUs."""
     memory_of: MemoryOf
     serving: Serving = Serving()
@@ -83,27 +83,27 @@ class ClusterCosts:
     constants: Constants = CONSTANTS
     scales: Mapping[str, float] = field(default_factory=dict)
     """By stage, what a run's steps took, in predictions."""
-    _known: dict[tuple[str, int], list[Choice]] = field(default_factory=dict)
+    _known: dict[tuple[str, int], list[Candidate]] = field(default_factory=dict)
     _generated: dict[tuple[int, int, int], float] = field(default_factory=dict)
 
     @property
     def memory_bytes(self) -> int:
         return int((self.machines.card.memory_bytes - OUTSIDE_BYTES) / (1 + SLACK))
 
-    def choices(self, role: str, gpus: int) -> Sequence[Choice]:
+    def choices(self, role: str, gpus: int) -> Sequence[Candidate]:
         if (role, gpus) not in self._known:
             self._known[role, gpus] = list(self._choices(role, gpus))
         return self._known[role, gpus]
 
-    def _choices(self, role: str, gpus: int) -> Iterator[Choice]:
+    def _choices(self, role: str, gpus: int) -> Iterator[Candidate]:
         model = self.models[role]
         for layout in self.layouts(model.shape, gpus):
             held, working = self.memory_of(role, model, layout)
             if held + working <= self.memory_bytes:
                 stages = self.of_role(role, layout)
-                yield Choice(layout, held, working, stages.preparation, stages.update)
+                yield Candidate(layout, held, working, stages.preparation, stages.update)
 
-    def of_role(self, role: str, layout: Layout) -> StepTime:
+    def of_role(self, role: str, layout: ParallelDims) -> StepTime:
         """The stages of a step that a role takes part in; a reward model's scores count as the reference's."""
         model = self.models[role]
         host = self.traffic_of(role, model, layout)
@@ -141,16 +141,16 @@ class ClusterCosts:
             room = min(
                 free - int((1 + SLACK) * weights), int(card.memory_bytes * serving.share_of(bool(models))) - weights
             )
-            decoder = Decoder(shape, card, tensor, serving.item_bytes, serving.most_rows)
+            decoder = DecodeCost(shape, card, tensor, serving.item_bytes, serving.most_rows)
             rows = serving.kept_rows(max(1, gpus // tensor)) if serving.kept_rows else 1
             if gpus % tensor == 0 and decoder.fits(room, self.workload, rows):
                 cache = decoder.cache_bytes(self.workload, rows) if serving.kept_rows else room
                 held = {"nothing": 0, "weights": weights, "all": weights + int(cache / (1 + SLACK))}[serving.asleep]
                 seconds = self._generation_s(decoder, gpus, room)
-                ways.append(Generating(Layout(gpus, tensor), held, seconds))
+                ways.append(Generating(ParallelDims(gpus, tensor), held, seconds))
         return [min(ways, key=lambda way: way.seconds)] if ways else []
 
-    def _generation_s(self, decoder: Decoder, gpus: int, room: float) -> float:
+    def _generation_s(self, decoder: DecodeCost, gpus: int, room: float) -> float:
         """Of a step's rows; with staleness answers of several steps run side by side."""
         rows = -(-self.workload.rows * max(1, self.staleness) // max(1, gpus // decoder.tensor))
         key = (gpus, decoder.tensor, min(rows, decoder.room(room, self.workload)))
@@ -158,7 +158,7 @@ class ClusterCosts:
             self._generated[key] = self._fresh_generation_s(decoder, gpus, room)
         return self._generated[key]
 
-    def _fresh_generation_s(self, decoder: Decoder, gpus: int, room: float) -> float:
+    def _fresh_generation_s(self, decoder: DecodeCost, gpus: int, room: float) -> float:
         alone = generation_s(decoder, self.workload, gpus, room, self.constants)
         if self.staleness > 1:
             steady = steady_generation_s(decoder, self.workload, gpus, room, self.staleness, self.constants)
@@ -175,11 +175,11 @@ class ClusterCosts:
         return seconds * self.scales.get(BESIDE_THE_ACTOR if shared else TO_OTHER_GPUS, 1.0)
 
 
-def parallel_layouts(shape: ModelShape, gpus: int) -> list[Layout]:
+def parallel_layouts(shape: ModelShape, gpus: int) -> list[ParallelDims]:
     """Megatron-Core's: tensor parallelism inside a node, up to eight stages, experts over up to 64 ranks."""
     experts = [1, *(degree for degree in EXPERT_DEGREES if shape.experts and shape.experts % degree == 0)]
     return [
-        Layout(gpus, tensor=tensor, pipeline=pipeline, expert=expert)
+        ParallelDims(gpus, tensor=tensor, pipeline=pipeline, expert=expert)
         for tensor in DEGREES[:4]
         for pipeline in DEGREES[:4]
         for expert in experts
@@ -192,9 +192,9 @@ def parallel_memory(workload: Workload) -> MemoryOf:
     """Of Megatron-Core, with sequence parallelism."""
     tokens = int(max(workload.micro_batch_tokens, workload.row_tokens))
 
-    def memory_of(_: str, model: Model, layout: Layout) -> tuple[int, int]:
+    def memory_of(_: str, model: PlannedRole, layout: ParallelDims) -> tuple[int, int]:
         training = training_of(layout, activation_checkpointing=workload.recompute)
-        engine = megatron_memory.MegatronEngine(
+        engine = megatron_memory.MegatronSizes(
             model.shape, training, layout.gpus, learns=model.learns, value_head=model.value_head, tokens=tokens
         )
         return held_and_working(engine)
@@ -202,7 +202,7 @@ def parallel_memory(workload: Workload) -> MemoryOf:
     return memory_of
 
 
-def training_of(layout: Layout, **options: Any) -> MegatronTrainingConfig:
+def training_of(layout: ParallelDims, **options: Any) -> MegatronTrainingConfig:
     """A layout as a configuration says it."""
     return MegatronTrainingConfig(
         type="megatron",
@@ -215,7 +215,7 @@ def training_of(layout: Layout, **options: Any) -> MegatronTrainingConfig:
     )
 
 
-def held_and_working(engine: megatron_memory.MegatronEngine) -> tuple[int, int]:
+def held_and_working(engine: megatron_memory.MegatronSizes) -> tuple[int, int]:
     """Bytes of the fullest stage: those that it always holds, and those more in the phase that takes the most."""
     held = megatron_memory.resident(engine, megatron_memory.fullest_stage(engine)).total
     return held, max(0, max(memory.total for memory in megatron_memory.phases(engine).values()) - held)

@@ -6,11 +6,11 @@ from functools import cached_property
 
 from tandem.planning.hardware import Card
 from tandem.planning.model_shape import ModelShape
-from tandem.planning.time import CONSTANTS, Constants, Lengths, Workload, response_lengths
+from tandem.planning.time import CONSTANTS, Constants, LengthDistribution, Workload, response_lengths
 
 
 @dataclass(frozen=True)
-class Decoder:
+class DecodeCost:
     """A generation engine on `tensor` GPUs."""
 
     shape: ModelShape
@@ -82,7 +82,7 @@ class Decoder:
 
 
 def generation_s(
-    decoder: Decoder, workload: Workload, gpus: int, cache_bytes: float, constants: Constants = CONSTANTS
+    decoder: DecodeCost, workload: Workload, gpus: int, cache_bytes: float, constants: Constants = CONSTANTS
 ) -> float:
     """Seconds until the last row of a step has ended; nothing else is decoded meanwhile.
 
@@ -97,7 +97,7 @@ def generation_s(
 
 
 def steady_generation_s(
-    decoder: Decoder,
+    decoder: DecodeCost,
     workload: Workload,
     gpus: int,
     cache_bytes: float,
@@ -112,12 +112,14 @@ def steady_generation_s(
     return rows / running * lengths.mean * iteration
 
 
-def _context(workload: Workload, lengths: Lengths) -> float:
+def _context(workload: Workload, lengths: LengthDistribution) -> float:
     """Tokens that a row has behind it, on average over the iterations."""
     return workload.prompt_tokens + lengths.weighted_mean / 2
 
 
-def _together_s(decoder: Decoder, workload: Workload, lengths: Lengths, rows: float, constants: Constants) -> float:
+def _together_s(
+    decoder: DecodeCost, workload: Workload, lengths: LengthDistribution, rows: float, constants: Constants
+) -> float:
     """Seconds until all of `rows` that start together have ended."""
     total, before, ended = 0.0, 0.0, 0.0
     for length, share in zip(lengths.tokens, lengths.shares, strict=True):

@@ -23,7 +23,7 @@ _LOGITS = 2**25
 
 
 @dataclass(frozen=True, slots=True)
-class MegatronEngine:
+class MegatronSizes:
     """A model in the Megatron-Core engine, on `ranks` ranks."""
 
     shape: ModelShape
@@ -109,7 +109,7 @@ class MegatronEngine:
         return chunks / virtual
 
 
-def resident(engine: MegatronEngine, stage: int = 0) -> Memory:
+def resident(engine: MegatronSizes, stage: int = 0) -> Memory:
     """Between phases, on the device."""
     dense, experts = engine.dense(stage), engine.experts(stage)
     item, held = engine.item_bytes, dense + experts
@@ -120,7 +120,7 @@ def resident(engine: MegatronEngine, stage: int = 0) -> Memory:
     return Memory(weights=item * held, gradients=4 * held, optimizer=optimizer)
 
 
-def phases(engine: MegatronEngine) -> dict[Phase, Memory]:
+def phases(engine: MegatronSizes) -> dict[Phase, Memory]:
     """Of the stage that holds the most in each phase."""
     stages = _extreme_stages(engine)
     found: dict[Phase, Memory] = {"forward": _largest(resident(engine, at) + _forward(engine, at) for at in stages)}
@@ -132,17 +132,17 @@ def phases(engine: MegatronEngine) -> dict[Phase, Memory]:
     return found
 
 
-def at_stage(engine: MegatronEngine, stage: int) -> Memory:
+def at_stage(engine: MegatronSizes, stage: int) -> Memory:
     """Of one stage in the backward phase."""
     return resident(engine, stage) + _backward(engine, stage)
 
 
-def fullest_stage(engine: MegatronEngine) -> int:
+def fullest_stage(engine: MegatronSizes) -> int:
     """Whose rank keeps the most between phases."""
     return max(_extreme_stages(engine), key=lambda stage: resident(engine, stage).total)
 
 
-def _extreme_stages(engine: MegatronEngine) -> Sequence[int]:
+def _extreme_stages(engine: MegatronSizes) -> Sequence[int]:
     """The first keeps the most in flight, the last has the output layer; those between have less of both."""
     return sorted({0, engine.training.pipeline_parallel - 1})
 
@@ -151,14 +151,14 @@ def _largest(moments: Iterator[Memory]) -> Memory:
     return max(moments, key=lambda memory: memory.total)
 
 
-def _forward(engine: MegatronEngine, stage: int) -> Memory:
+def _forward(engine: MegatronSizes, stage: int) -> Memory:
     hidden = engine.item_bytes * engine.shape.hidden * engine.cut_tokens
     layer = max(max(_attending(engine), _feeding(engine, at)) for at in engine.layers(stage) or [False])
     inside = Memory(activations=2 * hidden + layer)
     return max(inside, _head(engine, stage, hidden), key=lambda memory: memory.total)
 
 
-def _backward(engine: MegatronEngine, stage: int) -> Memory:
+def _backward(engine: MegatronSizes, stage: int) -> Memory:
     """At the end of the last warm-up pass: everything in flight is kept; or inside a layer that is computed again."""
     hidden = engine.item_bytes * engine.shape.hidden * engine.cut_tokens
     kept = int(
@@ -173,7 +173,7 @@ def _backward(engine: MegatronEngine, stage: int) -> Memory:
     return max(inside, head, key=lambda memory: memory.total)
 
 
-def _head(engine: MegatronEngine, stage: int, hidden: int) -> Memory:
+def _head(engine: MegatronSizes, stage: int, hidden: int) -> Memory:
     """The last stage's output layer on the tokens that are scored: one chunk's logits, and what is made of them."""
     if stage < engine.training.pipeline_parallel - 1:
         return Memory()
@@ -187,13 +187,13 @@ def _head(engine: MegatronEngine, stage: int, hidden: int) -> Memory:
     return Memory(activations=2 * hidden + whole, logits=16 * chunk)
 
 
-def _saved(engine: MegatronEngine, mixture: bool) -> int:
+def _saved(engine: MegatronSizes, mixture: bool) -> int:
     """Bytes that autograd keeps of a layer without checkpointing; of each norm input and output."""
     between = engine.cut_tokens * engine.item_bytes * 4 * engine.shape.hidden
     return between + _attending(engine) + _feeding(engine, mixture)
 
 
-def _attending(engine: MegatronEngine) -> int:
+def _attending(engine: MegatronSizes) -> int:
     """Bytes of queries, keys and values before and after they are rotated, and of what attention makes of them."""
     shape, attention, item = engine.shape, engine.shape.attention, engine.item_bytes
     numbers = 3 * attention.query + 2 * attention.key + attention.value
@@ -201,14 +201,14 @@ def _attending(engine: MegatronEngine) -> int:
     return own + engine.own_tokens * item * 4 * shape.head_dim
 
 
-def _feeding(engine: MegatronEngine, mixture: bool) -> int:
+def _feeding(engine: MegatronSizes, mixture: bool) -> int:
     """Bytes inside a feed-forward layer."""
     if mixture:
         return _saved_in_mixture(engine)
     return engine.own_tokens * engine.item_bytes * 5 * engine.shape.width // engine.training.tensor_parallel
 
 
-def _saved_in_mixture(engine: MegatronEngine) -> int:
+def _saved_in_mixture(engine: MegatronSizes) -> int:
     """Tokens by the experts that they are sent to, which are busy alike."""
     shape, item = engine.shape, engine.item_bytes
     a_choice = shape.hidden + 6 * shape.expert_width // engine.training.expert_ranks
@@ -216,14 +216,14 @@ def _saved_in_mixture(engine: MegatronEngine) -> int:
     return engine.cut_tokens * (item * shape.active_experts * a_choice + router)
 
 
-def _kept(engine: MegatronEngine, mixture: bool) -> int:
+def _kept(engine: MegatronSizes, mixture: bool) -> int:
     """Bytes of a layer that wait for its backward pass: with checkpointing its input."""
     if engine.training.activation_checkpointing:
         return engine.item_bytes * engine.shape.hidden * engine.cut_tokens
     return _saved(engine, mixture)
 
 
-def _returning(engine: MegatronEngine, mixture: bool) -> int:
+def _returning(engine: MegatronSizes, mixture: bool) -> int:
     """Bytes more inside a layer's backward pass: gradients of its widest part, and what is computed again."""
     shape, item, training = engine.shape, engine.item_bytes, engine.training
     if mixture:
@@ -233,7 +233,7 @@ def _returning(engine: MegatronEngine, mixture: bool) -> int:
     return wide + (_saved(engine, mixture) if training.activation_checkpointing else 0)
 
 
-def _publish(engine: MegatronEngine) -> Memory:
+def _publish(engine: MegatronSizes) -> Memory:
     """One tensor at a time, gathered and whole."""
     shape = engine.shape
     experts = 3 * shape.hidden * shape.expert_width * shape.experts

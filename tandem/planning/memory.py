@@ -54,7 +54,7 @@ _CAUSES = tuple(cause.name for cause in fields(Memory))
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class FsdpSizes:
     """A model in the PyTorch engine, on `ranks` ranks of GPUs."""
 
     shape: ModelShape
@@ -193,7 +193,7 @@ def adapted_edges(shape: ModelShape) -> int:
     return edges + 3 * (hidden + width) if width else edges
 
 
-def phases(engine: Engine) -> dict[Phase, Memory]:
+def phases(engine: FsdpSizes) -> dict[Phase, Memory]:
     """The peak of each phase of one model; what other models of the process hold is not in it."""
     found: dict[Phase, Memory] = {"forward": _forward(engine), "offloaded": Memory()}
     if engine.learns:
@@ -201,7 +201,7 @@ def phases(engine: Engine) -> dict[Phase, Memory]:
     return found
 
 
-def resident(engine: Engine) -> Memory:
+def resident(engine: FsdpSizes) -> Memory:
     """Between phases, on the device."""
     learning, tower = engine.learning, engine.item_bytes * engine.idle_tower
     master, frozen = 4 * learning, engine.item_bytes * (engine.body + engine.head - learning)
@@ -216,7 +216,7 @@ def resident(engine: Engine) -> Memory:
     return Memory(weights=engine.item_bytes * learning + frozen, optimizer=0 if on_host else masters + engine.moments)
 
 
-def kept_on_host(engine: Engine) -> int:
+def kept_on_host(engine: FsdpSizes) -> int:
     """Bytes of host memory that `cpu_offload` or `optimizer_offload` takes at all times, for it or on its way."""
     learning = engine.learning
     if engine.sharded:
@@ -227,17 +227,17 @@ def kept_on_host(engine: Engine) -> int:
     return engine.moments + masters * learning if engine.cpu_offload or engine.optimizer_offload else 0
 
 
-def features_on_host(engine: Engine) -> int:
+def features_on_host(engine: FsdpSizes) -> int:
     """Bytes of host memory that a frozen tower's features take while the model waits there."""
     return _seen(engine).total
 
 
-def pixels_on_host(engine: Engine) -> int:
+def pixels_on_host(engine: FsdpSizes) -> int:
     """Bytes of host memory that a tower keeps of pictures at all times."""
     return KEPT_PIXELS if engine.tower else 0
 
 
-def copied_for_checkpoint(engine: Engine) -> int:
+def copied_for_checkpoint(engine: FsdpSizes) -> int:
     """Bytes of host memory that a rank keeps from the first checkpoint on: copies, from which it is written while
     training goes on (`tandem/training/copies.py`). Of the weights that the rank writes, masters, and moments."""
     shape = engine.shape
@@ -263,7 +263,7 @@ def _largest(moments: Iterable[Memory]) -> Memory:
     return max(moments, key=lambda memory: memory.total)
 
 
-def _forward(engine: Engine) -> Memory:
+def _forward(engine: FsdpSizes) -> Memory:
     tower = engine.tower
     if tower is None:
         return resident(engine) + _largest(_forward_moments(engine))
@@ -275,18 +275,18 @@ def _forward(engine: Engine) -> Memory:
     )
 
 
-def _seen(engine: Engine) -> Memory:
+def _seen(engine: FsdpSizes) -> Memory:
     """Features that stay from pass to pass, where the tower does."""
     return Memory(buffers=KEPT_FEATURES if engine.tower and not engine.trains_tower else 0)
 
 
-def _of_tower(engine: Engine) -> int:
+def _of_tower(engine: FsdpSizes) -> int:
     """Weights that are whole while pictures pass through the tower: the output layer's, and two of its layers'."""
     shape = engine.shape.tower
     return _whole(engine, engine.head + engine.rest + shape.rest + 2 * shape.layer) if shape else 0
 
 
-def _forward_moments(engine: Engine) -> Iterator[Memory]:
+def _forward_moments(engine: FsdpSizes) -> Iterator[Memory]:
     shape, token = engine.shape, engine.own_tokens * engine.item_bytes
     hidden, rotation = token * shape.hidden, 3 * token * shape.head_dim
     head, rest, layer = _whole(engine, engine.head), _whole(engine, engine.rest), _whole(engine, engine.layer)
@@ -299,12 +299,12 @@ def _forward_moments(engine: Engine) -> Iterator[Memory]:
     yield Memory(gathered=head + rest, activations=2 * hidden, logits=_logits(engine))
 
 
-def _whole(engine: Engine, parameters: int) -> int:
+def _whole(engine: FsdpSizes, parameters: int) -> int:
     """Weights that lie in shards, gathered: bytes."""
     return engine.item_bytes * parameters if engine.sharded else 0
 
 
-def _feed_forward_numbers(engine: Engine) -> int:
+def _feed_forward_numbers(engine: FsdpSizes) -> int:
     """Numbers a token inside a feed-forward layer of a pass without gradients."""
     shape = engine.shape
     dense = (4 if engine.lora_rank else 3) * shape.width
@@ -312,14 +312,14 @@ def _feed_forward_numbers(engine: Engine) -> int:
     return max(dense, mixture if shape.experts else 0)
 
 
-def _merging(engine: Engine) -> int:
+def _merging(engine: FsdpSizes) -> int:
     """Bytes inside attention, where the answers' share of their prompts is added in float32."""
     attention, token = engine.shape.attention, engine.own_tokens * engine.item_bytes
     merged = 12 * engine.own_scored * attention.query if engine.shared_prompts else 0
     return token * (3 * attention.query + attention.key + attention.value) + merged
 
 
-def _logits(engine: Engine) -> int:
+def _logits(engine: FsdpSizes) -> int:
     """What the head holds at most: a tile, or two float32 ones of whole rows, and gradients of hidden states."""
     if engine.value_head:
         return 8 * engine.own_scored
@@ -333,11 +333,11 @@ def _logits(engine: Engine) -> int:
     return tiles + _scored_hidden(engine)
 
 
-def _scored_hidden(engine: Engine) -> int:
+def _scored_hidden(engine: FsdpSizes) -> int:
     return engine.own_scored * engine.item_bytes * engine.shape.hidden
 
 
-def _saved_before(engine: Engine) -> int:
+def _saved_before(engine: FsdpSizes) -> int:
     """Numbers a token that autograd keeps of a layer's attention and norms."""
     shape, attention = engine.shape, engine.shape.attention
     numbers = 2 * attention.query + attention.key + attention.value
@@ -346,7 +346,7 @@ def _saved_before(engine: Engine) -> int:
     return numbers + 8 * shape.hidden + 3 * attention.normed
 
 
-def _saved(engine: Engine, layer: int) -> int:
+def _saved(engine: FsdpSizes, layer: int) -> int:
     """Bytes that autograd keeps of a layer without checkpointing."""
     shape, numbers = engine.shape, _saved_before(engine)
     if shape.mixtures[layer]:
@@ -356,7 +356,7 @@ def _saved(engine: Engine, layer: int) -> int:
     return engine.own_tokens * (engine.item_bytes * numbers + 4 * (shape.heads + 2))
 
 
-def _kept(engine: Engine, layer: int) -> int:
+def _kept(engine: FsdpSizes, layer: int) -> int:
     """Bytes of a layer that wait for its backward pass."""
     if not engine.checkpointing:
         return _saved(engine, layer)
@@ -365,7 +365,7 @@ def _kept(engine: Engine, layer: int) -> int:
     return engine.own_tokens * numbers
 
 
-def _backward(engine: Engine) -> Memory:
+def _backward(engine: FsdpSizes) -> Memory:
     tower = engine.tower
     if tower is None:
         return resident(engine) + _largest(_backward_moments(engine))
@@ -377,7 +377,7 @@ def _backward(engine: Engine) -> Memory:
     return resident(engine) + _largest((returning, *(moment + own for moment in _backward_moments(engine))))
 
 
-def _backward_moments(engine: Engine) -> Iterator[Memory]:
+def _backward_moments(engine: FsdpSizes) -> Iterator[Memory]:
     """From the second micro-batch on, when gradients of the first are there."""
     hidden = engine.own_tokens * engine.item_bytes * engine.shape.hidden
     rotation = 3 * engine.own_tokens * engine.item_bytes * engine.shape.head_dim
@@ -393,7 +393,7 @@ def _backward_moments(engine: Engine) -> Iterator[Memory]:
             yield memory + Memory(gathered=head, gradients=gradients, activations=hidden)
 
 
-def _at_embedding(engine: Engine) -> Iterator[Memory]:
+def _at_embedding(engine: FsdpSizes) -> Iterator[Memory]:
     """The end of the backward pass: the embedding's gradient, beside that of the first layer on its way."""
     own, exact = engine.item_bytes * engine.shape.embedding, 4 * engine.shape.embedding
     rest, travelling = _whole(engine, engine.rest), _travelling(engine)
@@ -404,7 +404,7 @@ def _at_embedding(engine: Engine) -> Iterator[Memory]:
         yield Memory(gradients=own + (0 if engine.reduce_once else exact + exact // engine.shards))
 
 
-def _gradients(engine: Engine) -> int:
+def _gradients(engine: FsdpSizes) -> int:
     """What is there of earlier micro-batches: float32, whole or a rank's own part; the head's whole in any case."""
     if not engine.sharded or engine.reduce_once:
         return 4 * engine.learning
@@ -412,12 +412,12 @@ def _gradients(engine: Engine) -> int:
     return 4 * head + (0 if engine.cpu_offload else 4 * (engine.learning - head) // engine.shards)
 
 
-def _travelling(engine: Engine) -> int:
+def _travelling(engine: FsdpSizes) -> int:
     """A layer's gradients in float32, whole, on their way to the ranks that sum them."""
     return 4 * engine.layer if engine.sharded and engine.all_learns and not engine.reduce_once else 0
 
 
-def _in_layer(engine: Engine, layer: int, kept: int) -> Memory:
+def _in_layer(engine: FsdpSizes, layer: int, kept: int) -> Memory:
     """Inside a feed-forward layer's backward pass, while the gradients of the layer after it travel; or at its end."""
     shape, token = engine.shape, engine.own_tokens * engine.item_bytes
     hidden, later = token * shape.hidden, engine.shape.layers - 1 - layer
@@ -452,7 +452,7 @@ def _in_layer(engine: Engine, layer: int, kept: int) -> Memory:
     return _largest((inside, there, end))
 
 
-def _own_gradient(engine: Engine, layer: int) -> int:
+def _own_gradient(engine: FsdpSizes, layer: int) -> int:
     """Of the feed-forward layer's last matrix, before it is summed in float32."""
     if not engine.all_learns or engine.shape.mixtures[layer]:
         return 0
@@ -460,7 +460,7 @@ def _own_gradient(engine: Engine, layer: int) -> int:
     return (engine.item_bytes + cast) * engine.shape.hidden * engine.shape.width
 
 
-def _step(engine: Engine) -> Memory:
+def _step(engine: FsdpSizes) -> Memory:
     """Gradients are a rank's own by now."""
     own = engine.learning // (engine.shards if engine.sharded else 1)
     if engine.sharded and engine.cpu_offload:
@@ -472,7 +472,7 @@ def _step(engine: Engine) -> Memory:
     return resident(engine) + Memory(gradients=4 * own, optimizer=masters * visiting + moments, buffers=buffers)
 
 
-def _of_optimizer(engine: Engine) -> int:
+def _of_optimizer(engine: FsdpSizes) -> int:
     """What the step makes and forgets: whole matrices on their way to being orthogonal, or moments of some rows."""
     shape = engine.shape
     if engine.optimizer == "muon":
@@ -481,7 +481,7 @@ def _of_optimizer(engine: Engine) -> int:
     return 20 * AT_ONCE if engine.optimizer == "adamw_8bit" else 0
 
 
-def _publish(engine: Engine) -> Memory:
+def _publish(engine: FsdpSizes) -> Memory:
     """One tensor at a time, whole."""
     shape, item = engine.shape, engine.item_bytes
     matrix = shape.hidden * max(shape.width, shape.attention.query)

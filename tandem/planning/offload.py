@@ -1,10 +1,10 @@
 """What travels between host memory and a GPU where a configuration keeps part of a model in host memory."""
 
-from tandem.planning.memory import Engine, kept_on_host
+from tandem.planning.memory import FsdpSizes, kept_on_host
 from tandem.planning.passes import IN_PLACE, HostTraffic
 
 
-def host_traffic(engine: Engine) -> HostTraffic:
+def host_traffic(engine: FsdpSizes) -> HostTraffic:
     """Of `cpu_offload` and `optimizer_offload`, on each rank (`tandem/training/optimizer.py`)."""
     state = kept_on_host(engine)
     if engine.optimizer_offload:

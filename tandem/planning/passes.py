@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tandem.planning.hardware import Card
 from tandem.planning.model_shape import ModelShape
-from tandem.planning.time import CONSTANTS, Constants, Layout, Workload, response_lengths
+from tandem.planning.time import CONSTANTS, Constants, ParallelDims, Workload, response_lengths
 
 ITEM_BYTES = 2
 """Of a weight or activation that travels: bfloat16."""
@@ -41,7 +41,7 @@ class Passes:
 
     shape: ModelShape
     card: Card
-    layout: Layout
+    layout: ParallelDims
     workload: Workload
     constants: Constants = CONSTANTS
     host: HostTraffic = IN_PLACE

@@ -18,13 +18,13 @@ from tandem.planning.costs import (
     Asleep,
     ClusterCosts,
     MemoryOf,
-    Model,
+    PlannedRole,
     Serving,
     TrafficOf,
     held_and_working,
 )
 from tandem.planning.hardware import Machines
-from tandem.planning.memory import Engine, phases, resident
+from tandem.planning.memory import FsdpSizes, phases, resident
 from tandem.planning.model_shape import read_shape
 from tandem.planning.offload import host_traffic
 from tandem.planning.passes import IN_PLACE
@@ -33,7 +33,7 @@ from tandem.planning.roles import engine_of, megatron_engine_of
 from tandem.planning.search import ROLLOUT, Plan, Ranking, evaluate, nothing_fits, search, why
 from tandem.planning.serving import asked_of_one, given_rows, share_of
 from tandem.planning.settings import Training, as_overrides, changes_for, fits, layouts_of, sets_of, trainings_of
-from tandem.planning.time import CONSTANTS, Layout, Workload
+from tandem.planning.time import CONSTANTS, ParallelDims, Workload
 
 SHOWN = 5
 """Placements of the ranked list."""
@@ -176,13 +176,13 @@ def roles_of(config: TrainConfig) -> list[str]:
     return [*models_of(config), ROLLOUT]
 
 
-def models_of(config: TrainConfig) -> dict[str, Model]:
+def models_of(config: TrainConfig) -> dict[str, PlannedRole]:
     """The roles that train or score, with their shapes; the reference also where it is the policy without adapters."""
     paths: dict[str, Path] = dict(model_roles(config))
     if config.algorithm.kl.place != "none":
         paths.setdefault("reference", config.model.path)
     return {
-        role: Model(
+        role: PlannedRole(
             read_shape(path),
             learns=role in learning_roles(config),
             value_head=role in ("critic", "reward_model"),
@@ -265,7 +265,7 @@ def _serving(config: TrainConfig) -> Serving:
 def _memory_of(config: TrainConfig, training: Training) -> MemoryOf:
     """What `roles.py` says of a role, on other numbers of GPUs, or less: what is listed is counted by `roles.py`."""
 
-    def memory_of(role: str, model: Model, layout: Layout) -> tuple[int, int]:
+    def memory_of(role: str, model: PlannedRole, layout: ParallelDims) -> tuple[int, int]:
         if not isinstance(training, FsdpTrainingConfig):
             both = held_and_working(megatron_engine_of(config, training, role, model.shape, layout.gpus))
             return both if model.learns else (0, sum(both))
@@ -282,7 +282,9 @@ def _traffic_of(config: TrainConfig, training: Training) -> TrafficOf:
     return lambda role, model, layout: host_traffic(_engine_of(config, training, role, model, layout))
 
 
-def _engine_of(config: TrainConfig, training: FsdpTrainingConfig, role: str, model: Model, layout: Layout) -> Engine:
+def _engine_of(
+    config: TrainConfig, training: FsdpTrainingConfig, role: str, model: PlannedRole, layout: ParallelDims
+) -> FsdpSizes:
     """One copy of the model is shared by as many ranks as the configuration says, if that divides the GPUs."""
     size = training.shard_size
     divides = size is not None and layout.gpus % size == 0

@@ -17,9 +17,9 @@ from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainCon
 from tandem.errors import UserError
 from tandem.planning import megatron_memory
 from tandem.planning import memory as fsdp_memory
-from tandem.planning.megatron_memory import MegatronEngine
+from tandem.planning.megatron_memory import MegatronSizes
 from tandem.planning.memory import (
-    Engine,
+    FsdpSizes,
     Memory,
     Phase,
     copied_for_checkpoint,
@@ -56,7 +56,7 @@ _ELSEWHERE: Mapping[RoleName, tuple[Stage, ...]] = {
 """Stages in which a role that takes turns is in host memory."""
 
 
-AnyEngine = Engine | MegatronEngine
+AnyEngine = FsdpSizes | MegatronSizes
 """Of either backend."""
 
 
@@ -73,7 +73,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostMemory:
     """What a process of a pool keeps in host memory beside the program itself; bytes."""
 
     pool: str
@@ -125,17 +125,19 @@ def not_counted(config: Planned) -> Iterator[str]:
         )
 
 
-def hosts(config: Planned) -> list[Host]:
+def hosts(config: Planned) -> list[HostMemory]:
     """Host memory by pool, of those that keep models there."""
     shapes: dict[RoleName, ModelShape] = {role: read_shape(path) for role, path in model_roles(config)}
     return [_host(config, pool) for pool in _pools(config, shapes) if pool.engines]
 
 
-def _host(config: Planned, pool: _Pool) -> Host:
+def _host(config: Planned, pool: _Pool) -> HostMemory:
     away: dict[RoleName, int] = {role: _waiting(pool.engines[role]) for role in _leaving(config, pool)}
     stages: tuple[Stage, ...] = get_args(Stage)
     waiting = (sum(size for role, size in away.items() if stage in _ELSEWHERE[role]) for stage in stages)
-    engines = [engine for engine in pool.engines.values() if isinstance(engine, Engine)]  # Megatron-Core keeps nothing
+    engines = [
+        engine for engine in pool.engines.values() if isinstance(engine, FsdpSizes)
+    ]  # Megatron-Core keeps nothing
     copies = sum(map(copied_for_checkpoint, engines))
     if isinstance(config, TrainConfig) and config.algorithm.kl.refresh_steps and "reference" in pool.engines:
         copies += resident(pool.engines["reference"]).weights
@@ -143,25 +145,25 @@ def _host(config: Planned, pool: _Pool) -> Host:
     pixels = [pixels_on_host(engine) for engine in engines]
     if pool.generates and isinstance(config, TrainConfig) and isinstance(config.generation, NativeGenerationConfig):
         pixels.append(max(pixels, default=0))
-    return Host(pool.name, max(nodes), max(waiting) + sum(map(kept_on_host, engines)), copies, sum(pixels))
+    return HostMemory(pool.name, max(nodes), max(waiting) + sum(map(kept_on_host, engines)), copies, sum(pixels))
 
 
 def _waiting(engine: AnyEngine) -> int:
     """Bytes of host memory that a model takes while others have the devices; Megatron-Core lets gradients go."""
     held = resident(engine)
-    return held.total - held.gradients if isinstance(engine, MegatronEngine) else held.total + features_on_host(engine)
+    return held.total - held.gradients if isinstance(engine, MegatronSizes) else held.total + features_on_host(engine)
 
 
 def resident(engine: AnyEngine) -> Memory:
     """Between phases, on the device; of a pipeline, on that of the fullest stage."""
-    if isinstance(engine, MegatronEngine):
+    if isinstance(engine, MegatronSizes):
         return megatron_memory.resident(engine, megatron_memory.fullest_stage(engine))
     return fsdp_memory.resident(engine)
 
 
 def phases(engine: AnyEngine) -> dict[Phase, Memory]:
     """The peak of each phase of one model."""
-    return megatron_memory.phases(engine) if isinstance(engine, MegatronEngine) else fsdp_memory.phases(engine)
+    return megatron_memory.phases(engine) if isinstance(engine, MegatronSizes) else fsdp_memory.phases(engine)
 
 
 def find_shape_mistakes(config: Planned) -> Iterator[str]:
@@ -203,9 +205,9 @@ def either_engine(config: Planned, role: str, shape: ModelShape, ranks: int) -> 
 
 def megatron_engine_of(
     config: Planned, training: MegatronTrainingConfig, role: str, shape: ModelShape, ranks: int
-) -> MegatronEngine:
+) -> MegatronSizes:
     """A role in Megatron-Core, with the longest rows that there can be."""
-    return MegatronEngine(
+    return MegatronSizes(
         shape,
         training,
         ranks,
@@ -216,14 +218,14 @@ def megatron_engine_of(
     )
 
 
-def engine_of(config: Planned, training: FsdpTrainingConfig, role: str, shape: ModelShape, ranks: int) -> Engine:
+def engine_of(config: Planned, training: FsdpTrainingConfig, role: str, shape: ModelShape, ranks: int) -> FsdpSizes:
     """A role in the PyTorch engine, with the longest rows that there can be."""
     learns = role in learning_roles(config)
     lora = adapters_of(config, role)
     tokens = max(training.tokens_per_micro_batch, longest_row(config))
     siblings = config.algorithm.group_size if isinstance(config, TrainConfig) else 1
     pairs = isinstance(config, (DpoConfig, RewardModelConfig))
-    engine = Engine(
+    engine = FsdpSizes(
         shape=shape,
         ranks=ranks,
         item_bytes=item_bytes(config),

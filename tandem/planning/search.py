@@ -15,7 +15,7 @@ from itertools import product
 from typing import Protocol
 
 from tandem.errors import UserError
-from tandem.planning.time import Layout
+from tandem.planning.time import ParallelDims
 
 ROLLOUT = "rollout"
 ACTOR = "actor"
@@ -26,10 +26,10 @@ PIECES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Candidate:
     """One way in which a role may lie on its GPUs."""
 
-    how: Layout
+    how: ParallelDims
     held_bytes: int = 0
     """On each GPU, whoever works."""
     working_bytes: int = 0
@@ -42,7 +42,7 @@ class Choice:
 class Generating:
     """One way to generate."""
 
-    how: Layout
+    how: ParallelDims
     """GPUs of which as many as `tensor` are an engine."""
     held_bytes: int
     """On each GPU while others work."""
@@ -57,7 +57,7 @@ class Costs(Protocol):
         """Of a GPU, all that may be used."""
         ...
 
-    def choices(self, role: str, gpus: int) -> Sequence[Choice]:
+    def choices(self, role: str, gpus: int) -> Sequence[Candidate]:
         """Of a role that trains or scores; those that do not fit alone may be among them."""
         ...
 
@@ -77,7 +77,7 @@ class Way:
 
     roles: tuple[str, ...]
     gpus: int
-    how: tuple[Layout, ...]
+    how: tuple[ParallelDims, ...]
     """Of each role."""
     generation_s: float
     preparation_s: float
@@ -262,7 +262,7 @@ class _Search:
 class _Choices:
     """One of each of several roles, on the same GPUs."""
 
-    how: tuple[Layout, ...] = ()
+    how: tuple[ParallelDims, ...] = ()
     held_bytes: int = 0
     working_bytes: int = 0
     preparation_s: float = 0.0
@@ -272,7 +272,7 @@ class _Choices:
     def key(self) -> tuple[float, ...]:
         return self.held_bytes, self.working_bytes, self.preparation_s, self.update_s
 
-    def and_also(self, choice: Choice) -> "_Choices":
+    def and_also(self, choice: Candidate) -> "_Choices":
         return _Choices(
             (*self.how, choice.how),
             self.held_bytes + choice.held_bytes,

@@ -23,7 +23,7 @@ from tandem.planning.mends import fullest
 from tandem.planning.model_shape import ModelShape
 from tandem.planning.roles import moments
 from tandem.planning.search import ACTOR, ROLLOUT, Plan, Way
-from tandem.planning.time import Layout
+from tandem.planning.time import ParallelDims
 
 Training = FsdpTrainingConfig | MegatronTrainingConfig
 
@@ -42,12 +42,12 @@ def trainings_of(config: TrainConfig) -> Iterator[Training]:
         return
     degrees = product(DEGREES[:4], DEGREES[:4], (1, *EXPERT_DEGREES), sorted({1, own.context_parallel}))
     for tensor, pipeline, expert, context in degrees:
-        one = with_degrees(own, Layout(1, tensor, context, expert, pipeline))
+        one = with_degrees(own, ParallelDims(1, tensor, context, expert, pipeline))
         if one != own:
             yield one
 
 
-def with_degrees(training: Training, layout: Layout) -> Training:
+def with_degrees(training: Training, layout: ParallelDims) -> Training:
     """The same, as that layout has it; sequence parallelism wherever there is tensor parallelism."""
     if isinstance(training, FsdpTrainingConfig):
         return training.model_copy(update={"context_parallel": layout.context})
@@ -70,16 +70,16 @@ def with_degrees(training: Training, layout: Layout) -> Training:
     )
 
 
-def layouts_of(training: Training, shape: ModelShape, gpus: int) -> list[Layout]:
+def layouts_of(training: Training, shape: ModelShape, gpus: int) -> list[ParallelDims]:
     """The one way in which a model lies on so many GPUs with these degrees, if they divide it and them."""
     if isinstance(training, FsdpTrainingConfig):
         free = training.model_copy(update={"shard_size": None})
         wrong = any(find_fsdp_mistakes(free, shape.heads, gpus))
-        return [] if wrong else [Layout(gpus, context=training.context_parallel, sharded=gpus > 1)]
+        return [] if wrong else [ParallelDims(gpus, context=training.context_parallel, sharded=gpus > 1)]
     if any(find_megatron_mistakes(training, _described(shape), gpus)):
         return []
     degrees = training.tensor_parallel, training.context_parallel, training.expert_parallel, training.pipeline_parallel
-    return [Layout(gpus, *degrees)]
+    return [ParallelDims(gpus, *degrees)]
 
 
 def _described(shape: ModelShape) -> dict[str, int]:

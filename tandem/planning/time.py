@@ -46,7 +46,7 @@ CONSTANTS = Constants()
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ParallelDims:
     """How a model that trains or scores lies on its GPUs."""
 
     gpus: int
@@ -129,7 +129,7 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthDistribution:
     """The lengths of a step's responses, ascending, and which share of the rows has each."""
 
     tokens: tuple[float, ...]
@@ -146,7 +146,7 @@ class Lengths:
 
 
 @lru_cache(maxsize=1024)
-def response_lengths(workload: Workload) -> Lengths:
+def response_lengths(workload: Workload) -> LengthDistribution:
     """Lognormal lengths, cut at the longest, whose mean is as wanted; finer where they are long, to a single row."""
     shares = [1 / 32] * 31
     while (left := 1 - sum(shares)) > 2 / max(32, workload.rows):
@@ -157,10 +157,10 @@ def response_lengths(workload: Workload) -> Lengths:
         normal.append(NormalDist().inv_cdf(below + share / 2))
         below += share
     low, high = -20.0, 2.0 * math.log(workload.max_response_tokens + 1) + 20.0
-    lengths = Lengths((), ())
+    lengths = LengthDistribution((), ())
     for _ in range(50):
         middle = (low + high) / 2
         tokens = tuple(min(math.exp(middle + workload.spread * z), workload.max_response_tokens) for z in normal)
-        lengths = Lengths(tokens, tuple(shares))
+        lengths = LengthDistribution(tokens, tuple(shares))
         low, high = (middle, high) if lengths.mean < workload.response_tokens else (low, middle)
     return lengths

@@ -21,7 +21,7 @@ _LETTER = re.compile(r"(?<=\()[A-J](?=\))")
 
 
 @dataclass
-class Line:
+class BenchRow:
     """One kind of answer, and how the function did on it."""
 
     kind: str
@@ -33,17 +33,19 @@ class Line:
     mistakes: int = 0
 
 
-def examine(config: RewardConfig, prompts: Sequence[Prompt], golden: Sequence[str], pass_above: float) -> list[Line]:
+def examine(
+    config: RewardConfig, prompts: Sequence[Prompt], golden: Sequence[str], pass_above: float
+) -> list[BenchRow]:
     """Every kind of answer to every prompt, scored in reward workers; `golden` has a right answer to each.
 
     An answer passes with `acc`, or without such a part a reward, above `pass_above`.
     """
-    lines: dict[str, Line] = {}
-    scored: list[tuple[Line, Trajectory]] = []
+    lines: dict[str, BenchRow] = {}
+    scored: list[tuple[BenchRow, Trajectory]] = []
     for row, prompt in enumerate(prompts):
         others = (golden[i] for i in range(len(prompts)) if prompts[i].ground_truth != prompt.ground_truth)
         for kind, right, text in answers(golden[row], next(others, None)):
-            scored.append((lines.setdefault(kind, Line(kind, right)), _trajectory(prompt, text, len(scored))))
+            scored.append((lines.setdefault(kind, BenchRow(kind, right)), _trajectory(prompt, text, len(scored))))
     manager = RewardManager(config)
     try:
         groups = manager.score([[trajectory] for _, trajectory in scored])
@@ -106,7 +108,7 @@ def mutated(golden: str) -> str | None:
     return golden[: changed.start()] + new + golden[changed.start() + 1 :]
 
 
-def report(lines: Sequence[Line]) -> str:
+def report(lines: Sequence[BenchRow]) -> str:
     """A table of the kinds, the sums, and an example of each kind that went wrong."""
     table = [f"{'answer':32} {'should':8} {'calls':>6} {'wrong':>6} {'errors':>7} {'ms mean':>8} {'ms max':>8}"]
     for line in lines:

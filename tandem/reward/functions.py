@@ -120,7 +120,7 @@ def _asked(prompt: Prompt) -> list[Message]:
 
 
 @dataclass
-class Call:
+class RewardCall:
     """One call of a reward function, and what came of it."""
 
     reference: str
@@ -271,7 +271,7 @@ def _load_callable(reference: str, import_timeout_s: float = math.inf) -> Callab
     return function
 
 
-def execute(function: RewardFunction, call: Call) -> list[Score]:
+def execute(function: RewardFunction, call: RewardCall) -> list[Score]:
     """One score a completion. Raises nothing: whatever goes wrong is the score of all of them."""
     start = time.perf_counter()
     random.seed(call.seed)
@@ -289,7 +289,7 @@ def failed_scores(count: int, error: str, failure: Status, seconds: float) -> li
     return [Score(None, failure=failure, error=error, seconds=seconds) for _ in range(count)]
 
 
-def _call(function: RewardFunction, call: Call) -> Sequence[Any]:
+def _call(function: RewardFunction, call: RewardCall) -> Sequence[Any]:
     """What the function returns, one entry a completion. Raises TypeError where the number of entries is another, or
     where the function has changed its arguments."""
     pairs = zip(call.arguments, call.completions, strict=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from tandem.config.reward import RewardConfig
 from tandem.errors import RewardShareExceeded, UserError, for_terminal
-from tandem.reward.functions import Call, Kind, RewardFunction, check_functions, column_value
+from tandem.reward.functions import Kind, RewardCall, RewardFunction, check_functions, column_value
 from tandem.reward.progress import UNDER_WAY, ScoringProgress
 from tandem.reward.rules import BUILT_IN
 from tandem.reward.workers import WorkerPool
@@ -32,7 +32,7 @@ _LOST = {
 _UNDER_WAY = Score(None, failure=Status.NOT_SCORED, error=UNDER_WAY)
 _to_come: ContextVar[int | None] = ContextVar("to_come", default=None)
 """Where `score` ends early: how many answers that it is not given count in the share of those that were lost."""
-_Job = tuple[RewardFunction, list[Trajectory], Call]
+_Job = tuple[RewardFunction, list[Trajectory], RewardCall]
 """A function, the trajectories that it scores, and the call that scores them."""
 
 
@@ -215,7 +215,7 @@ class RewardManager:
         trajectories, arguments = [t for t, _ in scored], [pickled for _, pickled in scored]
         seed = zlib.crc32(f"{self._seed}/{trajectories[0].prompt.index}/{trajectories[0].sample}/{step}".encode())
         completions = [function.completion(t) for t in trajectories]
-        return function, trajectories, Call(function.reference, seed, arguments, completions)
+        return function, trajectories, RewardCall(function.reference, seed, arguments, completions)
 
     def _looking(self, siblings: Sequence[list[Trajectory]], jobs: Sequence[_Job]) -> Callable[[], None]:
         """What to do between the turns that score these: say how far it is, and end it where that is certain."""

@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NoReturn
 
 from tandem.errors import StepGivenUp, TandemError, UserError
-from tandem.reward.functions import Call, RewardFunction, execute, failed_scores, load
+from tandem.reward.functions import RewardCall, RewardFunction, execute, failed_scores, load
 from tandem.signals import REWARDS_S, leave_stopping_to_the_controller, waits_in_vain
 from tandem.types import Score, Status
 
@@ -76,7 +76,7 @@ class WorkerPool:
         self.failed = 0
         """Calls that have failed, of all that were ever added."""
         self._workers = [_Worker(self._references) for _ in range(count)]
-        self._waiting: deque[Call] = deque()
+        self._waiting: deque[RewardCall] = deque()
         """Calls that no worker has been given, of all batches; ahead of the others those that run alone."""
         self._batches: dict[int, _Batch] = {}
         """The batch of each call without scores, by the call's `id`."""
@@ -90,7 +90,7 @@ class WorkerPool:
         self._mean_call_s = math.inf
         """What a call took lately, on average; infinite until one has scores."""
 
-    def run(self, calls: Sequence[Call], look: Callable[[], None] = _nothing) -> None:
+    def run(self, calls: Sequence[RewardCall], look: Callable[[], None] = _nothing) -> None:
         """Fill in the scores of each call, and of other batches as they come. `look` is called between turns, and may
         raise. Raises what `turn` raises, and StepGivenUp where the run is to stop and scores do not come."""
         done: list[bool] = []
@@ -107,7 +107,7 @@ class WorkerPool:
             self._withdraw(calls)
             raise
 
-    def add(self, calls: Sequence[Call], done: Callable[[], None]) -> None:
+    def add(self, calls: Sequence[RewardCall], done: Callable[[], None]) -> None:
         """Have the scores of each call filled in; a later `turn` calls `done` when all have them.
 
         The next `turn` hands them out, so that batches that are added together share chunks.
@@ -137,7 +137,7 @@ class WorkerPool:
         while self._complete:
             self._complete.popleft()()
 
-    def _withdraw(self, calls: Sequence[Call]) -> None:
+    def _withdraw(self, calls: Sequence[RewardCall]) -> None:
         """Nobody wants these calls any more: those that no worker has been given are not made."""
         gone = {id(call) for call in calls}
         self._waiting = deque(call for call in self._waiting if id(call) not in gone)
@@ -197,7 +197,7 @@ class WorkerPool:
     def _is_overdue(self, worker: _Worker) -> bool:
         return worker.is_overdue(self._timeout_s) or worker.loads_longer_than(self._import_timeout_s)
 
-    def _count(self, scored: Sequence[Call]) -> None:
+    def _count(self, scored: Sequence[RewardCall]) -> None:
         """Note that these calls have scores now."""
         for call in scored:
             self.failed += any(score.failure in _FAILURES for score in call.scores)
@@ -209,7 +209,7 @@ class WorkerPool:
             is_first = self._mean_call_s == math.inf
             self._mean_call_s = seconds if is_first else self._mean_call_s + (seconds - self._mean_call_s) / _MEAN_OF
 
-    def _replace(self, worker: _Worker) -> list[Call]:
+    def _replace(self, worker: _Worker) -> list[RewardCall]:
         """Start a fresh worker in place of one that hangs or has ended; returns the calls to run again."""
         is_overdue = worker.is_overdue(self._timeout_s)
         if worker.loads_longer_than(self._import_timeout_s):
@@ -257,7 +257,7 @@ class _Worker:
     def __init__(self, references: Mapping[str, Mapping[str, Any]]) -> None:
         ours, theirs = socket.socketpair()
         self.connection: Connection[Any, Any] = Connection(ours.detach())
-        self.pending: deque[Call] = deque()
+        self.pending: deque[RewardCall] = deque()
         """Calls that it was given and that have no scores yet."""
         self.active_at = math.inf
         """When it was given calls or sent scores last, in monotonic seconds; infinite until it has loaded."""
@@ -275,12 +275,12 @@ class _Worker:
         theirs.close()
         self._send(references)
 
-    def start(self, calls: list[Call]) -> None:
+    def start(self, calls: list[RewardCall]) -> None:
         self.pending.extend(calls)
         self.active_at = time.monotonic()
         self._send([(call.reference, call.seed, call.arguments, call.completions) for call in calls])
 
-    def receive(self) -> list[Call] | None:
+    def receive(self) -> list[RewardCall] | None:
         """Take the scores that it has sent; returns the calls that have them now, None at end of file. Raises UserError
         where it could not load a function."""
         try:
@@ -355,7 +355,7 @@ def _score(connection: Connection[Any, Any], functions: dict[str, RewardFunction
     finished: list[list[tuple[Any, ...]]] = []
     sent_at = time.monotonic()
     for fields in calls:
-        call = Call(*fields)
+        call = RewardCall(*fields)
         if call.reference not in functions:
             functions[call.reference] = load(call.reference)
         finished.append([tuple(vars(score).values()) for score in execute(functions[call.reference], call)])

@@ -43,7 +43,7 @@ class CutShort(TandemError):
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class PolicyEndpoint:
     """What answers."""
 
     tokens: Format
@@ -71,7 +71,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SessionRequest:
     """One request of the agent; what is None is left to the session."""
 
     messages: Sequence[Message]
@@ -90,7 +90,7 @@ class Asked:
 
 
 @dataclass(eq=False, slots=True)
-class Said:
+class SessionResponse:
     """One answer."""
 
     node: Node
@@ -104,12 +104,12 @@ class Said:
 
 
 @dataclass(eq=False, slots=True)
-class Call:
+class AgentRequest:
     """A request of the agent with its answers."""
 
-    asked: Asked
+    asked: SessionRequest
     conversation: list[bytes]
-    answers: asyncio.Future[list[Said]]
+    answers: asyncio.Future[list[SessionResponse]]
     """Waiting for it is cancelled without the answers being (`asyncio.shield`)."""
     waiting: int = 0
     """Connections on which the agent waits for the answers now."""
@@ -143,7 +143,7 @@ class _Line:
 class Session:
     """The calls of one trajectory."""
 
-    policy: Policy
+    policy: PolicyEndpoint
     rules: Rules
     seed: int
     """Of all that is drawn, but for calls that the agent gives seeds of its own."""
@@ -162,13 +162,13 @@ class Session:
     closed: bool = False
     asked: int = 0
     """How often the agent asked, retries aside."""
-    _calls: list[Call] = field(default_factory=list[Call], init=False)
-    _ends: dict[bytes, list[Said]] = field(default_factory=dict[bytes, list[Said]], init=False)
+    _calls: list[AgentRequest] = field(default_factory=list[AgentRequest], init=False)
+    _ends: dict[bytes, list[SessionResponse]] = field(default_factory=dict[bytes, list[SessionResponse]], init=False)
     """The answers by the fingerprint of the conversation up to them."""
     _named_calls: set[str] = field(default_factory=set[str], init=False)
     """The ids of the policy's calls of tools."""
 
-    def call(self, asked: Asked, retried: bool = False) -> Call:
+    def call(self, asked: SessionRequest, retried: bool = False) -> AgentRequest:
         """Start to answer. A client that has `retried` what it asked before gets the answer that it has lost, also one
         that is still being made: nothing is sampled twice.
 
@@ -186,7 +186,9 @@ class Session:
         request, line = self._request(asked, conversation)
         self.asked += 1
         self.without_room = None
-        call = Call(asked, conversation, asyncio.ensure_future(self._answer(asked, conversation, request, line)))
+        call = AgentRequest(
+            asked, conversation, asyncio.ensure_future(self._answer(asked, conversation, request, line))
+        )
         call.answers.add_done_callback(lambda _: self._note(call))
         self._calls.append(call)
         return call
@@ -205,7 +207,7 @@ class Session:
             call.answers.cancel()
 
     @property
-    def answers(self) -> list[Said]:
+    def answers(self) -> list[SessionResponse]:
         """Those that the agent has taken, in the order in which it asked for them. On others nothing depends."""
         done = [call.answers for call in self._calls if call.answers.done() and not call.answers.cancelled()]
         made = [said for answers in done if answers.exception() is None for said in answers.result()]
@@ -234,18 +236,18 @@ class Session:
         """How the last answer ended; there has to be one."""
         return self.answers[-1].node.completion.status
 
-    def _first_line(self) -> list[Said]:
+    def _first_line(self) -> list[SessionResponse]:
         """The turns of the branch that ends in the last answer."""
         by_node = {id(said.node): said for said in self.answers}
         return [by_node[id(node)] for node in self.answers[-1].node.line()] if by_node else []
 
-    def _lost(self, asked: Asked, conversation: bytes) -> Call | None:
+    def _lost(self, asked: SessionRequest, conversation: bytes) -> AgentRequest | None:
         """What a retry repeats: the call whose answer nobody takes, else the last one."""
         same = [call for call in self._calls if call.conversation[-1] == conversation and _same_wish(call.asked, asked)]
         untaken = [call for call in same if not call.taken and not call.waiting]
         return next(iter(untaken or same[::-1]), None)
 
-    def _request(self, asked: Asked, conversation: list[bytes]) -> tuple[Request, _Line]:
+    def _request(self, asked: SessionRequest, conversation: list[bytes]) -> tuple[Request, _Line]:
         line = self._line(asked, conversation)
         sampling = self._sampling(asked)
         ids, shown = line.tokens
@@ -266,7 +268,7 @@ class Session:
         )
         return request, line
 
-    def _line(self, asked: Asked, conversation: list[bytes]) -> _Line:
+    def _line(self, asked: SessionRequest, conversation: list[bytes]) -> _Line:
         """The longest recorded conversation that goes on, or a new one."""
         thought, lines = reasonings(asked.messages), Lines(self.policy.tokens, self.policy.pictures)
         for length in range(len(asked.messages), 0, -1):
@@ -282,7 +284,7 @@ class Session:
             return _Line(parent, line, heard, (*ends[-1].reasonings, *thought[length:]))
         return _Line(None, lines.open(asked.messages, asked.tools), asked.messages, thought)
 
-    def _sampling(self, asked: Asked) -> SamplingParams:
+    def _sampling(self, asked: SessionRequest) -> SamplingParams:
         sampling = self.rules.sampling
         chosen = {"max_tokens": asked.max_tokens, "stop_strings": asked.stop}
         if self.rules.agent_samples:
@@ -291,7 +293,7 @@ class Session:
             chosen["max_tokens"] = min(asked.max_tokens, sampling.max_tokens)
         return replace(sampling, **{name: value for name, value in chosen.items() if value is not None})
 
-    def _seeds(self, asked: Asked) -> tuple[int, ...]:
+    def _seeds(self, asked: SessionRequest) -> tuple[int, ...]:
         """The first answer's is the session's own, as if there were no other."""
         if asked.seed is not None and self.rules.agent_samples:
             entropy: list[int] = [asked.seed & 0xFFFF_FFFF_FFFF_FFFF]
@@ -301,7 +303,9 @@ class Session:
             entropy = [self.seed, self.asked]
         return tuple(np.random.SeedSequence(entropy).generate_state(asked.n, "u8").tolist())
 
-    async def _answer(self, asked: Asked, conversation: list[bytes], request: Request, line: _Line) -> list[Said]:
+    async def _answer(
+        self, asked: SessionRequest, conversation: list[bytes], request: Request, line: _Line
+    ) -> list[SessionResponse]:
         completions = [completion async for completion in self.policy.generate(request)]
         if any(completion.status is Status.ABORTED for completion in completions):
             raise CutShort("the engine was stopped before the answer was complete")
@@ -316,13 +320,13 @@ class Session:
             self._ends.setdefault(fingerprint(message, after=conversation[-1]), []).append(said)
         return answers
 
-    def _said(self, asked: Asked, request: Request, line: _Line, completion: Completion) -> Said:
+    def _said(self, asked: SessionRequest, request: Request, line: _Line, completion: Completion) -> SessionResponse:
         author = "tool" if line.heard and line.heard[0]["role"] == "tool" else "user"
         shown = request.pictures
         node = Node(line.parent, request.token_ids, completion, author, trained=False, pictures=shown)
-        return Said(node, line.heard, self._read(asked, request, completion.token_ids), request)
+        return SessionResponse(node, line.heard, self._read(asked, request, completion.token_ids), request)
 
-    def _read(self, asked: Asked, request: Request, made: IntArray) -> Answer:
+    def _read(self, asked: SessionRequest, request: Request, made: IntArray) -> Answer:
         """What the tokens say, as the agent gets it."""
         answer = self.policy.tokens.parse(request.token_ids.tolist(), made.tolist(), asked.tools)
         if (answer.tool_calls or answer.broken) and not (asked.may_call and asked.tools):
@@ -340,7 +344,7 @@ class Session:
         self._named_calls.add(name)
         return replace(call, id=name)
 
-    def _note(self, call: Call) -> None:
+    def _note(self, call: AgentRequest) -> None:
         """Forget a call that has failed; a retry asks anew."""
         error = None if call.answers.cancelled() else call.answers.exception()
         if call.answers.cancelled() or error is not None:
@@ -349,7 +353,7 @@ class Session:
             self.failure = error
 
 
-def _same_wish(one: Asked, other: Asked) -> bool:
+def _same_wish(one: SessionRequest, other: SessionRequest) -> bool:
     """They differ in nothing but how the conversation is laid out."""
     return replace(one, messages=(), tools=()) == replace(other, messages=(), tools=())
 

@@ -23,7 +23,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Run:
+class ExecutionResult:
     """How a program ended."""
 
     exit_code: int
@@ -46,7 +46,7 @@ class Sandbox(Protocol):
         """What programs can import besides the standard library, as far as it is known."""
         ...
 
-    def run(self, program: str, stdin: str = "", timeout_s: float = math.inf) -> Run:
+    def run(self, program: str, stdin: str = "", timeout_s: float = math.inf) -> ExecutionResult:
         """Run `program`, for no longer than `timeout_s` and the limits allow.
 
         Returns when it and every process that it started are gone.

@@ -56,7 +56,7 @@ def leave() -> None:
     os._exit(0)
 
 
-class Kept:
+class BothEnds:
     """The beginning and the end of a text of any length."""
 
     def __init__(self, characters: int) -> None:
@@ -95,7 +95,7 @@ class Supervisor:
 
     def run(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Run a cell to its end. What it printed, whether it raised, and how the interpreter ended if it did."""
-        kept = Kept(request["keep"])
+        kept = BothEnds(request["keep"])
         with suppress(BlockingIOError):
             os.read(self._ends, ONE_READ)  # what the last cell may have written beyond its end
         with suppress(ProcessLookupError):
@@ -109,7 +109,7 @@ class Supervisor:
         report = {"head": kept.head, "tail": kept.tail, "left_out": kept.left_out, "raised": raised}
         return report | {"exit_code": self._exit_code}
 
-    def _follow(self, kept: Kept, code: memoryview) -> bool:
+    def _follow(self, kept: BothEnds, code: memoryview) -> bool:
         """Send a cell, and read what it prints until it ends; whether it raised."""
         poll = select.poll()
         for descriptor in (CHANNEL, self._output, self._ends):
@@ -140,7 +140,7 @@ class Supervisor:
         except BrokenPipeError:
             return code[:0]
 
-    def _read(self, kept: Kept) -> int:
+    def _read(self, kept: BothEnds) -> int:
         """Take in what is there now; how many bytes that was."""
         try:
             data = os.read(self._output, ONE_READ)

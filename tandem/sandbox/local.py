@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from tandem.errors import TandemError, UserError
-from tandem.sandbox.base import Limits, Run
+from tandem.sandbox.base import ExecutionResult, Limits
 from tandem.sandbox.seccomp import denying_filter
 
 _TRIAL_S = 60.0
@@ -86,10 +86,10 @@ class LocalSandbox:
         if contained and (trial := self._run("print(6 * 7)", "", _TRIAL_S)).stdout != "42\n":
             raise UserError(f"bubblewrap cannot make a container on this machine: {trial.stderr.strip() or trial}")
 
-    def run(self, program: str, stdin: str = "", timeout_s: float = math.inf) -> Run:
+    def run(self, program: str, stdin: str = "", timeout_s: float = math.inf) -> ExecutionResult:
         return self._run(program, stdin, min(timeout_s, self.limits.timeout_s))
 
-    def _run(self, program: str, stdin: str, timeout_s: float) -> Run:
+    def _run(self, program: str, stdin: str, timeout_s: float) -> ExecutionResult:
         with ExitStack() as opened:
             given, out, err = (opened.enter_context(_file(content)) for content in (stdin.encode(), b"", b""))
             for file in (given, out, err):  # the program, another user, may open /dev/stdin and its kin
@@ -100,7 +100,7 @@ class LocalSandbox:
                 stopped = self._watch(container, timeout_s, start + timeout_s)
             finally:
                 exit_code = container.end()
-            return Run(exit_code, _content(out), _content(err), time.monotonic() - start, stopped)
+            return ExecutionResult(exit_code, _content(out), _content(err), time.monotonic() - start, stopped)
 
     def start(self, program: str, streams: tuple[int, int, int], cpu_s: float) -> "Container":
         """Start `program` with these descriptors as its standard input, output and error; `cpu_s` is what each process

@@ -1,12 +1,12 @@
 """The solution as its test sees it from another process: data crosses, other objects do what they are asked there.
 
     consumes       what the test does with names of the solution and with objects that it got from there
-    produces       data, and a `Remote` for every object that is no data
+    produces       data, and a `RemoteObject` for every object that is no data
     waits for      the other process's answer; meanwhile it answers what that asks back, as by calling a test's lambda
     unblocked by   an answer, or the end of the other process, which raises EOFError
 
 What the solution's process sends is data and never code, and its objects do not see what they are compared with: a
-`Remote` compares and reckons with a value of the test as the data that it holds, or not at all.
+`RemoteObject` compares and reckons with a value of the test as the data that it holds, or not at all.
 
 This file is sent into the sandbox as text, behind `wire.py`.
 """
@@ -72,7 +72,7 @@ class AskingEnd:
         self.was_asked |= question not in ("origin", "name")
         send(self._descriptor, {"ask": question, "values": pack(list(values), self._keep)})
         result = self._result()
-        self.was_asked |= question == "name" and not isinstance(result, Remote)
+        self.was_asked |= question == "name" and not isinstance(result, RemoteObject)
         return result
 
     def call(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -148,13 +148,13 @@ class AskingEnd:
         if tag == "exception":
             base = unpack(parts["base"], self._find)
             return type(name, (base if issubclass(base, Exception) else SolutionError,), {})
-        remote = Remote(self, number, name)
+        remote = RemoteObject(self, number, name)
         self._numbers[id(remote)] = number
         self._known[~number] = remote  # which keeps its `id` from another object
         return _awaited(self, remote) if tag == "coroutine" else remote
 
 
-class Remote:
+class RemoteObject:
     """An object in the solution's process."""
 
     __slots__ = ("__end", "__kind", "__number")
@@ -168,7 +168,7 @@ class Remote:
 
     def __operate(self, operation: str, other: Any, *, reflected: bool = False) -> Any:
         """With another object of the solution there; with a value of the test here, if this one holds data."""
-        if isinstance(other, Remote):
+        if isinstance(other, RemoteObject):
             return self.__end.ask("binary", operation, *((other, self) if reflected else (self, other)))
         for data in self.__ask("data"):
             return BINARY[operation](*((other, data) if reflected else (data, other)))
@@ -215,7 +215,7 @@ class Remote:
         return any(own is item or own == item for own in self)
 
     def __eq__(self, other: object) -> Any:
-        if isinstance(other, Remote):
+        if isinstance(other, RemoteObject):
             return self is other or self.__end.ask("equal", self, other) is True
         return next((data == other for data in self.__ask("data")), NotImplemented)
 
@@ -240,11 +240,11 @@ def _binary(operation: str, reflected: bool) -> Callable[[Any, Any], Any]:
 
 
 for _name in UNARY.keys() - {"iter"}:
-    setattr(Remote, f"__{_name}__", _unary(_name))
+    setattr(RemoteObject, f"__{_name}__", _unary(_name))
 for _name in BINARY:
-    setattr(Remote, f"__{_name}__", _binary(_name, reflected=False))
+    setattr(RemoteObject, f"__{_name}__", _binary(_name, reflected=False))
 for _name in ARITHMETIC:
-    setattr(Remote, f"__r{_name}__", _binary(_name, reflected=True))
+    setattr(RemoteObject, f"__r{_name}__", _binary(_name, reflected=True))
 
 
 class Names(dict[str, Any]):
@@ -304,7 +304,7 @@ def _become(value: Any, other: Any) -> None:
         value[...] = other
 
 
-async def _awaited(end: AskingEnd, coroutine: Remote) -> Any:
+async def _awaited(end: AskingEnd, coroutine: RemoteObject) -> Any:
     return end.ask("await", coroutine)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from tandem.errors import TandemError
 from tandem.http import post_json
-from tandem.sandbox.base import Limits, Run
+from tandem.sandbox.base import ExecutionResult, Limits
 
 
 class SandboxFusion:
@@ -16,7 +16,7 @@ class SandboxFusion:
         self.modules: Sequence[str] = ()
         self._url = f"{url.rstrip('/')}/run_code"
 
-    def run(self, program: str, stdin: str = "", timeout_s: float = math.inf) -> Run:
+    def run(self, program: str, stdin: str = "", timeout_s: float = math.inf) -> ExecutionResult:
         timeout_s = min(timeout_s, self.limits.timeout_s)
         limits = {"run_timeout": timeout_s, "memory_limit_MB": self.limits.memory_mib}
         body = {"language": "python", "code": program, "stdin": stdin, **limits}
@@ -27,4 +27,4 @@ class SandboxFusion:
         late = result["status"] == "TimeLimitExceeded"
         stopped = f"took longer than {timeout_s:.3g} s" if late else None
         code, seconds = result.get("return_code") or 0, result.get("execution_time") or 0.0
-        return Run(code, result.get("stdout") or "", result.get("stderr") or "", seconds, stopped)
+        return ExecutionResult(code, result.get("stdout") or "", result.get("stderr") or "", seconds, stopped)

@@ -16,14 +16,14 @@ from tandem.serving.choice import Choice
 from tandem.serving.errors import Stopping
 from tandem.serving.parameters import AnyParameters, ChatParameters, CompletionParameters
 from tandem.serving.requests import asked_of_engines, make_requests
-from tandem.serving.shapes import ChatShape, Object, Shape, TextShape
+from tandem.serving.shapes import ChatShape, EndpointSchema, Object, TextShape
 from tandem.serving.text import Decoder
 from tandem.types import Completion, Delta, Request, Status
 
 Item = TypeVar("Item")
 
 
-class Answer:
+class RequestOutput:
     """The answer to one HTTP request. Making it raises UserError if any part of it cannot be answered."""
 
     def __init__(self, answerer: Answerer, params: AnyParameters) -> None:
@@ -129,7 +129,7 @@ class Answer:
         return {"prompt_tokens": prompt_tokens, "completion_tokens": made, "total_tokens": prompt_tokens + made}
 
 
-def _shape(answerer: Answerer, params: AnyParameters) -> Shape:
+def _shape(answerer: Answerer, params: AnyParameters) -> EndpointSchema:
     spell = partial(answerer.decode, special_tokens=True)
     if isinstance(params, ChatParameters):
         return ChatShape(spell, params.logprobs)

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tandem.errors import TandemError
 from tandem.rollout.session import Rules, Session
-from tandem.serving.answer import Answer
+from tandem.serving.answer import RequestOutput
 from tandem.serving.base import Answerer
 from tandem.serving.capture import Capture
 from tandem.serving.chat import ChatResponse, asked_of, refuse_long_messages
@@ -70,16 +70,16 @@ class Endpoint:
         return {"id": self._answerer.name, "object": "model", "created": 0, "owned_by": "tandem"}
 
     async def _completions(self, request: HttpRequest) -> Response:
-        def make(body: bytes) -> tuple[Answer, bool]:
+        def make(body: bytes) -> tuple[RequestOutput, bool]:
             params = parse(CompletionParameters, body, self._limits.samples)
-            return Answer(self._answerer, params), params.stream
+            return RequestOutput(self._answerer, params), params.stream
 
         return await self._answer(request, *await self._bodies.of(request, make))
 
     async def _chat(self, request: HttpRequest) -> Response:
-        def make(body: bytes) -> tuple[ChatParameters, Answer | None]:
+        def make(body: bytes) -> tuple[ChatParameters, RequestOutput | None]:
             params = parse(ChatParameters, body, self._limits.samples)
-            return params, None if params.tools else Answer(self._answerer, params)
+            return params, None if params.tools else RequestOutput(self._answerer, params)
 
         params, answer = await self._bodies.of(request, make)
         if answer is None:
@@ -97,14 +97,14 @@ class Endpoint:
         await refuse_long_messages(asked, session)
         return ChatResponse(session, params, asked, on_left=session.close, on_failure=self._note)
 
-    async def _answer(self, request: HttpRequest, answer: Answer, stream: bool) -> Response:
+    async def _answer(self, request: HttpRequest, answer: RequestOutput, stream: bool) -> Response:
         if self.stopping:
             raise Stopping
         if stream:
             return EventStream(self._watched_chunks(answer))
         return JSONResponse(await while_connected(request.receive, self._watched_whole(answer)))
 
-    async def _watched_whole(self, answer: Answer) -> dict[str, Any]:
+    async def _watched_whole(self, answer: RequestOutput) -> dict[str, Any]:
         try:
             whole = await answer.whole()
         except TandemError as error:
@@ -113,7 +113,7 @@ class Endpoint:
         self.failing = False
         return whole
 
-    async def _watched_chunks(self, answer: Answer) -> AsyncGenerator[dict[str, Any]]:
+    async def _watched_chunks(self, answer: RequestOutput) -> AsyncGenerator[dict[str, Any]]:
         """Yields the chunks; a failure on the way is the last of them."""
         try:
             async with aclosing(answer.chunks()) as chunks:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from tandem.generation.base import EngineLimits
 from tandem.rollout.pictures import Line
-from tandem.rollout.session import Policy
+from tandem.rollout.session import PolicyEndpoint
 from tandem.serving.parameters import AnyParameters
 from tandem.serving.turns import Turns
 from tandem.types import Completion, Delta, Request, SamplingParams
@@ -44,7 +44,7 @@ class Answerer(Protocol):
         """The tokens of each prompt; a chat is one. Raises UserError when they cannot be made."""
         ...
 
-    def policy(self) -> Policy:
+    def policy(self) -> PolicyEndpoint:
         """What answers chats with tools. Raises UserError where the model cannot hold them."""
         ...
 

@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from tandem.data.chat import TooLong, refuse_long
 from tandem.errors import TandemError, UserError
-from tandem.rollout.session import Asked, Policy, Said, Session, SessionClosed
-from tandem.serving.choice import Choice, Piece, Token
+from tandem.rollout.session import PolicyEndpoint, Session, SessionClosed, SessionRequest, SessionResponse
+from tandem.serving.choice import Choice, ChoiceDelta, Token
 from tandem.serving.errors import RequestError, body_of
 from tandem.serving.events import send_events, while_connected
 from tandem.serving.parameters import ChatParameters
@@ -25,9 +25,9 @@ from tandem.serving.shapes import ChatShape, Object
 from tandem.types import Status
 
 
-async def asked_of(params: ChatParameters, policy: Policy) -> Asked:
+async def asked_of(params: ChatParameters, policy: PolicyEndpoint) -> SessionRequest:
     """Raises RequestError where a picture cannot be shown."""
-    return Asked(
+    return SessionRequest(
         messages=await with_pictures_aside([message.plain() for message in params.messages], policy.pictures),
         tools=params.tools,
         may_call=params.tool_choice != "none",
@@ -42,7 +42,7 @@ async def asked_of(params: ChatParameters, policy: Policy) -> Asked:
     )
 
 
-async def refuse_long_messages(asked: Asked, session: Session) -> None:
+async def refuse_long_messages(asked: SessionRequest, session: Session) -> None:
     """Raises ContextLengthExceeded where what was said to the policy alone has far more tokens than there is room for:
     the session would tokenise all of it while everybody waits."""
     policy, texts = session.policy, list[str]()
@@ -75,7 +75,7 @@ class ChatResponse(Response):
         self,
         session: Session,
         params: ChatParameters,
-        asked: Asked,
+        asked: SessionRequest,
         retried: bool = False,
         on_left: Callable[[], None] = lambda: None,
         on_failure: Callable[[TandemError], None] = lambda error: None,
@@ -133,15 +133,15 @@ class ChatResponse(Response):
         if with_usage:
             yield {**frame, "choices": [], "usage": _usage(answers)}
 
-    def _of_prompt(self, answers: list[Said]) -> Object:
+    def _of_prompt(self, answers: list[SessionResponse]) -> Object:
         wanted = self._params.return_token_ids
         return {"prompt_token_ids": answers[0].request.token_ids.tolist()} if wanted else {}
 
-    def _parts(self, answers: list[Said]) -> Iterator[Object]:
+    def _parts(self, answers: list[SessionResponse]) -> Iterator[Object]:
         for said in answers:
             yield from self._shape.said_in_parts(self._piece(said), said.answer)
 
-    async def _answers(self) -> list[Said]:
+    async def _answers(self) -> list[SessionResponse]:
         """Waiting for them may be given up: they are made all the same."""
         await asyncio.wait([self._call.answers])
         if self._call.answers.cancelled():
@@ -153,7 +153,7 @@ class ChatResponse(Response):
         self._call.take()  # now: the client may act on the answer before sending it returns
         return answers
 
-    def _piece(self, said: Said) -> Piece:
+    def _piece(self, said: SessionResponse) -> ChoiceDelta:
         """The answer's tokens, with log-probs where they are wanted: these cost the text of each token."""
         made = said.node.completion
         if self._params.logprobs:
@@ -161,7 +161,7 @@ class ChatResponse(Response):
             choice.push(made)
             piece = choice.take()
         else:
-            piece = Piece(made.sample, tokens=[Token(token, None, 0, []) for token in made.token_ids.tolist()])
+            piece = ChoiceDelta(made.sample, tokens=[Token(token, None, 0, []) for token in made.token_ids.tolist()])
         ended = "stop" if made.status is Status.COMPLETED else "length"
         piece.finish_reason = "tool_calls" if said.answer.tool_calls and ended == "stop" else ended
         return piece
@@ -175,7 +175,7 @@ class ChatResponse(Response):
         }
 
 
-def _usage(answers: list[Said]) -> dict[str, int]:
+def _usage(answers: list[SessionResponse]) -> dict[str, int]:
     prompt = len(answers[0].request.token_ids)
     made = sum(len(said.node.completion.token_ids) for said in answers)
     return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}

@@ -23,7 +23,7 @@ class Token(NamedTuple):
 
 
 @dataclass(slots=True)
-class Piece:
+class ChoiceDelta:
     """A part of a choice, or all of it: some tokens, and the text that they made certain."""
 
     index: int
@@ -45,7 +45,7 @@ class Choice:
         self._cutter = StopCutter(request.sampling.stop_strings)
         self._length = len(echo)
         """Characters so far, before stop strings are cut."""
-        self._piece = Piece(index, echo)
+        self._piece = ChoiceDelta(index, echo)
         """The part that `take` has not returned yet."""
         self.count = 0
         """The number of tokens so far, without the echoed prompt's."""
@@ -83,9 +83,9 @@ class Choice:
         self._piece.finish_reason = "stop" if stopped else "length"
         self.ended = True
 
-    def take(self) -> Piece:
+    def take(self) -> ChoiceDelta:
         """Returns what is new since the last call."""
-        piece, self._piece = self._piece, Piece(self._index)
+        piece, self._piece = self._piece, ChoiceDelta(self._index)
         return piece
 
 

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from tandem.rollout.environment import Answer
-from tandem.serving.choice import Piece, Token
+from tandem.serving.choice import ChoiceDelta, Token
 from tandem.serving.text import Decoder
 
 Object = dict[str, Any]
 
 
-class Shape(Protocol):
+class EndpointSchema(Protocol):
     """The objects of one endpoint."""
 
     prefix: str
@@ -21,7 +21,7 @@ class Shape(Protocol):
     chunk: str
     """The kind of a chunk of a stream."""
 
-    def choice(self, piece: Piece) -> Object:
+    def choice(self, piece: ChoiceDelta) -> Object:
         """A whole choice."""
         ...
 
@@ -29,7 +29,7 @@ class Shape(Protocol):
         """What the stream of a choice begins with, before there are tokens."""
         ...
 
-    def part(self, piece: Piece) -> Object:
+    def part(self, piece: ChoiceDelta) -> Object:
         """What is new in a choice, in a chunk of a stream."""
         ...
 
@@ -45,7 +45,7 @@ class TextShape:
         self._with_logprobs = with_logprobs
         self._with_prompt_logprobs = with_prompt_logprobs
 
-    def choice(self, piece: Piece) -> Object:
+    def choice(self, piece: ChoiceDelta) -> Object:
         by_id = {"prompt_logprobs": [self._by_id(token) for token in piece.prompt]}
         return (by_id if self._with_prompt_logprobs else {}) | {
             "index": piece.index,
@@ -58,7 +58,7 @@ class TextShape:
     def opening(self, index: int) -> Object | None:
         return None
 
-    def part(self, piece: Piece) -> Object:
+    def part(self, piece: ChoiceDelta) -> Object:
         return self.choice(piece)
 
     def _logprobs(self, tokens: Sequence[Token]) -> Object:
@@ -99,23 +99,23 @@ class ChatShape:
         self._spell = spell
         self._with_logprobs = with_logprobs
 
-    def choice(self, piece: Piece) -> Object:
+    def choice(self, piece: ChoiceDelta) -> Object:
         message = {"role": "assistant", "content": piece.text, "refusal": None}
         return {"index": piece.index, "message": message, **self._rest(piece)}
 
     def opening(self, index: int) -> Object | None:
-        return {"index": index, "delta": {"role": "assistant", "content": ""}, **self._rest(Piece(index))}
+        return {"index": index, "delta": {"role": "assistant", "content": ""}, **self._rest(ChoiceDelta(index))}
 
-    def part(self, piece: Piece) -> Object:
+    def part(self, piece: ChoiceDelta) -> Object:
         return {"index": piece.index, "delta": {"content": piece.text}, **self._rest(piece)}
 
-    def said(self, piece: Piece, answer: Answer) -> Object:
+    def said(self, piece: ChoiceDelta, answer: Answer) -> Object:
         """A whole choice whose text is read: what was thought and which tools are called stand apart."""
         content = None if answer.tool_calls and not answer.content else answer.content
         message = {"role": "assistant", "content": content, "refusal": None, **_read(answer)}
         return {"index": piece.index, "message": message, **self._rest(piece)}
 
-    def said_in_parts(self, piece: Piece, answer: Answer) -> Iterator[Object]:
+    def said_in_parts(self, piece: ChoiceDelta, answer: Answer) -> Iterator[Object]:
         """The same behind the opening of a stream."""
         said = {"content": answer.content} if answer.content else {}
         delta = {**said, **_read(answer)}
@@ -123,9 +123,13 @@ class ChatShape:
             call["index"] = number
         whole = {"index": piece.index, "delta": delta, **self._rest(piece)}
         yield whole | {"finish_reason": None}
-        yield {"index": piece.index, "delta": {}, **self._rest(Piece(piece.index, finish_reason=piece.finish_reason))}
+        yield {
+            "index": piece.index,
+            "delta": {},
+            **self._rest(ChoiceDelta(piece.index, finish_reason=piece.finish_reason)),
+        }
 
-    def _rest(self, piece: Piece) -> Object:
+    def _rest(self, piece: ChoiceDelta) -> Object:
         return {
             "logprobs": self._logprobs(piece.tokens) if self._with_logprobs else None,
             "finish_reason": piece.finish_reason,

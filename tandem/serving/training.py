@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from tandem.rollout.agents import Access, Agent, AgentsWord
 from tandem.rollout.environment import EnvironmentFailed
 from tandem.rollout.pictures import with_data_urls
-from tandem.rollout.session import Policy, Rules, Session
+from tandem.rollout.session import PolicyEndpoint, Rules, Session
 from tandem.rollout.single_turn import DecodeAll
 from tandem.rollout.together import together
 from tandem.rollout.transcript import trajectory_of, trajectory_without_turns
@@ -56,7 +56,7 @@ class AgentLimits:
 class AgentConversations:
     """Runs the agents of one process. Made and used like `rollout.conversation.Conversations`, but opened before."""
 
-    def __init__(self, agent: Agent, limits: AgentLimits, policy: Policy, decode: DecodeAll) -> None:
+    def __init__(self, agent: Agent, limits: AgentLimits, policy: PolicyEndpoint, decode: DecodeAll) -> None:
         self._agent = agent
         self._limits = limits
         self._policy = policy

@@ -21,7 +21,7 @@ from tandem.simulation.speeds import EngineSpeed
 
 
 @dataclass(slots=True)
-class Answers:
+class SimulatedAnswers:
     """The rows of one prompt."""
 
     number: int
@@ -43,7 +43,7 @@ class Answers:
         return sum(self.lengths)
 
 
-_Row = tuple[float, float, int, Answers]
+_Row = tuple[float, float, int, SimulatedAnswers]
 """The iteration, counted from the engine's first one, after which it has its last token; that before its first one; a
 number, so that rows are ordered; whose it is."""
 
@@ -67,7 +67,7 @@ class Decoding:
     padded: bool = False
     """Every row costs as much as the one with the longest context."""
     now: float = 0.0
-    done: list[Answers] = field(default_factory=list[Answers])
+    done: list[SimulatedAnswers] = field(default_factory=list[SimulatedAnswers])
     """Answers that are complete; who takes them clears it."""
     unfinished: int = 0
     """Rows that lack their last token, waiting ones included."""
@@ -77,7 +77,7 @@ class Decoding:
     """By their ends."""
     _offset: float = 0.0
     """The tokens of context of all rows, or padded those of the longest, less those of the iterations so far."""
-    _waiting: deque[tuple[Answers, float]] = field(default_factory=deque[tuple[Answers, float]])
+    _waiting: deque[tuple[SimulatedAnswers, float]] = field(default_factory=deque[tuple[SimulatedAnswers, float]])
     """Rows without a place: whose they are, and their lengths."""
     _stalled_until: float = 0.0
     _started: int = 0
@@ -86,7 +86,7 @@ class Decoding:
     _publishes: list[float] = field(default_factory=list[float])
     """The iterations at which versions came that some row has not begun with; the last one brought `_version`."""
 
-    def add(self, answers: Answers) -> None:
+    def add(self, answers: SimulatedAnswers) -> None:
         """Rows that start now, or when there is a place."""
         answers.asked_at, answers.unfinished = self.now, len(answers.lengths)
         self.unfinished += len(answers.lengths)

@@ -21,7 +21,7 @@ from tandem.config.generation import GenerationConfig, NativeGenerationConfig
 from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
-from tandem.simulation.decoding import Answers, Decoding
+from tandem.simulation.decoding import Decoding, SimulatedAnswers
 from tandem.simulation.lengths import Drawn
 from tandem.simulation.speeds import DEFAULT_MAX_RUNNING, EngineSpeed, Speeds
 from tandem.tracking.jsonl import read_metrics
@@ -171,7 +171,7 @@ def _units(groups: Sequence[Drawn], max_running: int, padded: bool) -> Values:
     ends: list[list[float]] = []
     for unit in _UNITS:
         decoding = Decoding(unit, max_running, padded)
-        answers = [Answers(number, tokens, lengths) for number, (lengths, tokens) in enumerate(groups)]
+        answers = [SimulatedAnswers(number, tokens, lengths) for number, (lengths, tokens) in enumerate(groups)]
         for one in answers:
             decoding.add(one)
         decoding.run(np.inf)

@@ -31,7 +31,7 @@ from tandem.workers.rollout import ranks_per_engine
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulatedRun:
     """Of a simulated run, from the step on where it goes evenly."""
 
     max_staleness: int
@@ -56,7 +56,7 @@ class Outcome:
     events: int
 
 
-def simulate(config: TrainConfig, setup: Setup, steps: int) -> Outcome:
+def simulate(config: TrainConfig, setup: Setup, steps: int) -> SimulatedRun:
     """`steps` of a run with the configuration's staleness. Raises Deadlock where it would hang."""
     refuse_unsimulated(config)
     with _collector_off():
@@ -73,7 +73,7 @@ def _collector_off() -> Generator[None]:
         gc.enable()
 
 
-def _simulate(config: TrainConfig, setup: Setup, steps: int) -> Outcome:
+def _simulate(config: TrainConfig, setup: Setup, steps: int) -> SimulatedRun:
     speeds = setup.speeds
     cluster = VirtualCluster()
     world = _make_world(config, cluster, setup)
@@ -190,7 +190,7 @@ class _Record:
             )
         )
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> SimulatedRun:
         steps = len(self._moments) - 1
         together = self._max_staleness + 1  # so many steps may get their groups at once, and wait for the next together
         counted = max(1, (steps - min(2 * together, steps // 3)) // together) * together
@@ -199,7 +199,7 @@ class _Record:
         decoding_s = last.work.decoding_s - first.work.decoding_s
         responses = last.response_tokens - first.response_tokens
         ends = [moment.at_s for moment in self._moments]
-        return Outcome(
+        return SimulatedRun(
             max_staleness=self._max_staleness,
             step_s=seconds / counted,
             tokens_per_s=(last.tokens - first.tokens) / seconds,

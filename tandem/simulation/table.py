@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from tandem.config.tree import TrainConfig
 from tandem.simulation.lengths import Lengths
 from tandem.simulation.measured import engines_on
-from tandem.simulation.run import Outcome, refuse_unsimulated, simulate
+from tandem.simulation.run import SimulatedRun, refuse_unsimulated, simulate
 from tandem.simulation.speeds import Recorded, Setup
 from tandem.simulation.virtual import Deadlock
 
@@ -31,14 +31,14 @@ def print_table(configs: Sequence[TrainConfig], setup: Setup, steps: int) -> Non
         print(line)
 
 
-def _simulate(config: TrainConfig, setup: Setup, steps: int) -> Outcome:
+def _simulate(config: TrainConfig, setup: Setup, steps: int) -> SimulatedRun:
     try:
         return simulate(config, setup, steps)
     except Deadlock as error:
         raise Deadlock(f"k = {config.trainer.max_staleness}: {error}") from None
 
 
-def best(outcomes: Sequence[Outcome]) -> Outcome:
+def best(outcomes: Sequence[SimulatedRun]) -> SimulatedRun:
     """The least staleness whose step takes hardly longer than the fastest."""
     fastest = min(outcome.step_s for outcome in outcomes)
     near = [outcome for outcome in outcomes if outcome.step_s <= (1 + NEAR) * fastest]
@@ -72,7 +72,7 @@ def check(recorded: Recorded) -> str:
     return told if abs(off) <= _TRUSTED else f"{told}: what follows is no nearer"
 
 
-def extrapolated(outcomes: Sequence[Outcome], recorded: Recorded | None) -> Iterator[str]:
+def extrapolated(outcomes: Sequence[SimulatedRun], recorded: Recorded | None) -> Iterator[str]:
     """What the run that the speeds are of does not show."""
     more = [] if recorded is None else [str(one.max_staleness) for one in outcomes if one.rows > recorded.rows]
     if recorded is not None and more:
@@ -82,7 +82,7 @@ def extrapolated(outcomes: Sequence[Outcome], recorded: Recorded | None) -> Iter
         )
 
 
-def rows(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def rows(outcomes: Sequence[SimulatedRun]) -> Iterator[str]:
     """A table with a line for each staleness, and which is best."""
     yield _HEAD
     for one in outcomes:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, NamedTuple, TypeVar
 
-from tandem.controller.groups import Future, Source
+from tandem.controller.groups import EventSource, Future
 from tandem.controller.pools import ResourcePool
 from tandem.errors import TandemError
 from tandem.workers.host import Worker, WorkerContext
@@ -27,7 +27,7 @@ class Deadlock(TandemError):
     """The controller waits, and nothing will ever happen."""
 
 
-class Takes(NamedTuple):
+class Timed(NamedTuple):
     """What the method of a virtual worker returns: how long the call takes, and what it answers at its end."""
 
     seconds: float
@@ -65,7 +65,7 @@ class _Running:
     """A call that a rank works on."""
 
     call: _Call
-    taken: Takes
+    taken: Timed
     began: float
     ends: float
 
@@ -78,7 +78,7 @@ class VirtualCluster:
         self.now = 0.0
         self.happening = 0.0
         """When what happens on a rank happens: before `now` where the controller was busy meanwhile."""
-        self.sources: list[Source] = []
+        self.sources: list[EventSource] = []
         self.events = 0
         """Events so far."""
         self._ties = ties
@@ -166,7 +166,7 @@ class VirtualRanks:
             return
         made, call, name, method, arguments = self._queues[rank].popleft()
         self._cluster.happening = now = max(free_since, made)
-        taken: Takes = getattr(self._workers[rank][name], method)(*arguments.args, **arguments.kwargs)
+        taken: Timed = getattr(self._workers[rank][name], method)(*arguments.args, **arguments.kwargs)
         ends = now + taken.seconds
         running = self._running[rank] = _Running(call, taken, now, ends)
         self._cluster.at(ends, lambda: self._end(rank, running, ends))

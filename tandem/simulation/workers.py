@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from tandem.simulation.decoding import Answers, Decoding
+from tandem.simulation.decoding import Decoding, SimulatedAnswers
 from tandem.simulation.lengths import Lengths
 from tandem.simulation.speeds import Speeds
-from tandem.simulation.virtual import Takes, VirtualCluster
+from tandem.simulation.virtual import Timed, VirtualCluster
 from tandem.types import Group, Prompt, Score, Status, Trajectory
 from tandem.workers.host import Worker, WorkerContext
 from tandem.workers.registration import Dispatch, Mesh, register
@@ -30,7 +30,7 @@ class World:
     max_running: int
     own_process: bool
     """Engines go on while their rank does other things; their caches do not outlive sleep or new weights."""
-    answers: dict[int, Answers] = field(default_factory=dict[int, Answers])
+    answers: dict[int, SimulatedAnswers] = field(default_factory=dict[int, SimulatedAnswers])
     """By draw: those that no step has trained on."""
     engines: list[Decoding] = field(default_factory=list[Decoding])
     _news_at: float = -1.0
@@ -38,7 +38,7 @@ class World:
     def prompt_of(self, draw: int) -> Prompt:
         """The prompt of a draw, which will be asked: engines hear of it after their present slice."""
         lengths, prompt_tokens = self.lengths.of(draw)
-        self.answers[draw] = Answers(draw, prompt_tokens, lengths)
+        self.answers[draw] = SimulatedAnswers(draw, prompt_tokens, lengths)
         if self._news_at != self.cluster.now:
             self._news_at = self.cluster.now
             self.cluster.cut_slices()
@@ -69,11 +69,11 @@ class VirtualEngine(VirtualWorker):
         return {"generation": Mesh({"data": self.context.size})}
 
     @register(ANSWERING, mesh="generation")
-    def room(self) -> Takes:
-        return Takes(0.0, lambda: self._room)
+    def room(self) -> Timed:
+        return Timed(0.0, lambda: self._room)
 
     @register(Dispatch.EACH, mesh="generation")
-    def advance(self, asks: Mapping[int, Ask], patience_s: float) -> Takes:
+    def advance(self, asks: Mapping[int, Ask], patience_s: float) -> Timed:
         """All slices in which nothing would happen that the controller could act on are one."""
         self._catch_up()
         for number in asks:
@@ -90,10 +90,10 @@ class VirtualEngine(VirtualWorker):
             decoding.done.clear()
             return Advance(done, self._room, tokens)
 
-        return Takes(max(0.0, event - now), finish, patience_s)
+        return Timed(max(0.0, event - now), finish, patience_s)
 
     @register(ANSWERING, mesh="generation")
-    def publish(self, version: int) -> Takes:
+    def publish(self, version: int) -> Timed:
         seconds = self.world.speeds.publish_s if version else 0.0
         self._catch_up()
         self._decoding.stall(seconds)
@@ -105,27 +105,27 @@ class VirtualEngine(VirtualWorker):
             if self.world.own_process:
                 self._decoding.prefill_again()
 
-        return Takes(seconds, finish)
+        return Timed(seconds, finish)
 
     @register(ANSWERING, mesh="generation")
-    def sleep(self) -> Takes:
+    def sleep(self) -> Timed:
         self._catch_up()
         self._asleep = True
-        return Takes(self.world.speeds.pause_s, lambda: None)
+        return Timed(self.world.speeds.pause_s, lambda: None)
 
     @register(ANSWERING, mesh="generation")
-    def wake(self) -> Takes:
+    def wake(self) -> Timed:
         def finish() -> None:
             self._catch_up()
             if self._asleep:
                 self._decoding.prefill_again()
             self._asleep = False
 
-        return Takes(self.world.speeds.pause_s if self._asleep else 0.0, finish)
+        return Timed(self.world.speeds.pause_s if self._asleep else 0.0, finish)
 
     @register(Dispatch.ALL, mesh="generation")
-    def join_bridge(self, address: str) -> Takes:
-        return Takes(0.0, lambda: None)
+    def join_bridge(self, address: str) -> Timed:
+        return Timed(0.0, lambda: None)
 
     @property
     def _room(self) -> int:
@@ -138,7 +138,7 @@ class VirtualEngine(VirtualWorker):
             self._decoding.run(now)
         self._decoding.now = now
 
-    def _trajectories(self, answers: Answers) -> tuple[list[Trajectory], Trajectory | None]:
+    def _trajectories(self, answers: SimulatedAnswers) -> tuple[list[Trajectory], Trajectory | None]:
         """All siblings are one object: only the time of the slowest counts."""
         prompt = Prompt(answers.number, _NOTHING, "", "", "")
         one = Trajectory(prompt, 0, *_MADE, generation_s=answers.ended_at - answers.asked_at)
@@ -154,29 +154,29 @@ class VirtualModel(VirtualWorker):
         return {"training": Mesh(alone if self.world.own_process else {"data": self.context.size})}
 
     @register(ANSWERING)
-    def learn(self, tokens: float) -> Takes:
+    def learn(self, tokens: float) -> Timed:
         speeds = self.world.speeds
-        return Takes(speeds.train_step_s + speeds.train_token_s * tokens, lambda: None)
+        return Timed(speeds.train_step_s + speeds.train_token_s * tokens, lambda: None)
 
     @register(Dispatch.RANK_ZERO)
-    def send_weights(self) -> Takes:
-        return Takes(self.world.speeds.publish_s, lambda: None)
+    def send_weights(self) -> Timed:
+        return Timed(self.world.speeds.publish_s, lambda: None)
 
     @register(Dispatch.RANK_ZERO)
-    def open_bridge(self, receivers: int, delta: bool) -> Takes:
-        return Takes(0.0, lambda: "virtual")
+    def open_bridge(self, receivers: int, delta: bool) -> Timed:
+        return Timed(0.0, lambda: "virtual")
 
     @register(Dispatch.RANK_ZERO)
-    def join_bridge(self, address: str) -> Takes:
-        return Takes(0.0, lambda: None)
+    def join_bridge(self, address: str) -> Timed:
+        return Timed(0.0, lambda: None)
 
     @register(Dispatch.RANK_ZERO)
-    def offload(self) -> Takes:
-        return Takes(0.0, lambda: None)
+    def offload(self) -> Timed:
+        return Timed(0.0, lambda: None)
 
     @register(Dispatch.RANK_ZERO)
-    def onload(self) -> Takes:
-        return Takes(0.0, lambda: None)
+    def onload(self) -> Timed:
+        return Timed(0.0, lambda: None)
 
 
 class VirtualRewards:

@@ -54,14 +54,14 @@ _OFTEN_NULL = frozenset(("pictures", "prediction", "error", "judgement", "messag
 _OF_OTHER_FILES = (OSError, pa.ArrowException, LookupError, TypeError, ValueError, AttributeError, OverflowError)
 
 
-class Kept(NamedTuple):
+class FolderLimit(NamedTuple):
     """How much of a folder of such files stays, the newest ones; 0: all of it."""
 
     files: int = 0
     gib: float = 0.0
 
 
-ALL = Kept()
+ALL = FolderLimit()
 
 
 def trajectories_path(run_dir: Path, step: int) -> Path:
@@ -72,7 +72,7 @@ def validation_path(run_dir: Path, step: int) -> Path:
     return run_dir / "validation" / f"step_{step:06d}.parquet"
 
 
-def write_trajectories(path: Path, step: int, groups: list[Group], batch: Batch, keep: Kept = ALL) -> None:
+def write_trajectories(path: Path, step: int, groups: list[Group], batch: Batch, keep: FolderLimit = ALL) -> None:
     """Write one row a branch; the rows of `batch` are the branches of the trajectories of `groups`, flattened.
 
     Response and messages are those of a whole trajectory, and stand in the row of its first branch.
@@ -93,7 +93,7 @@ def write_trajectories(path: Path, step: int, groups: list[Group], batch: Batch,
     _remove_old(path.parent, step, keep)
 
 
-def _remove_old(folder: Path, step: int, keep: Kept) -> None:
+def _remove_old(folder: Path, step: int, keep: FolderLimit) -> None:
     upto = [name for number, name in _names_by_step(folder).items() if number <= step]
     stays = upto[-keep.files :]
     if keep.gib:

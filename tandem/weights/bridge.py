@@ -19,7 +19,7 @@ from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPri
 
 from tandem.errors import EngineError
 from tandem.regions import Region, Shard, elements, shape_of, slices_in
-from tandem.weights.delta import Delta
+from tandem.weights.delta import DeltaCache
 from tandem.weights.schedule import Held, Layout, Message, Round, all_of, layout_of, make_schedule, messages
 from tandem.weights.wire import TIMEOUT, Operation, Wire, name_of, own_device, wait
 
@@ -86,7 +86,7 @@ class _End:
         senders = [layout or {} for layout in layouts[: address.senders]]
         receivers = [all_of(senders) if layout is None else layout for layout in layouts[address.senders :]]
         self._layout = (senders + receivers)[rank]
-        self._delta = Delta() if address.delta else None
+        self._delta = DeltaCache() if address.delta else None
         rounds = [_bundles(part, rank, address.senders) for part in make_schedule(senders, receivers, BUCKET_BYTES)]
         self._rounds = [bundles for bundles in rounds if bundles]
         self.bucket_bytes = max((sum(bundle.room for bundle in bundles) for bundles in self._rounds), default=0)
@@ -190,7 +190,7 @@ class Receiver(_End):
         return self._wire.post([Operation(False, tensor, bundle.peers[0], tag) for bundle, tensor in pairs])
 
     def _patch(
-        self, delta: Delta, number: int, memories: Sequence[Tensor], sizes: Sequence[Tensor], sized: Sequence[Any]
+        self, delta: DeltaCache, number: int, memories: Sequence[Tensor], sizes: Sequence[Tensor], sized: Sequence[Any]
     ) -> None:
         wait(sized)
         bundles, encoded = self._rounds[number], [torch.empty(int(size), dtype=torch.uint8) for size in sizes]

@@ -12,7 +12,7 @@ _PLACE_BYTES = 4
 _CHECKSUM_BYTES = 8
 
 
-class Delta:
+class DeltaCache:
     """One end's copies of the messages that went last, by a key that is the same at both ends. Bytes on the CPU."""
 
     def __init__(self) -> None:

@@ -58,11 +58,11 @@ def make_conversations(config: ConversationConfig, speaker: Speaker) -> HoldsCon
         return Conversations(
             config, environments, tokens, speaker.generate, speaker.decode, speaker.positions, speaker.pictures
         )
-    from tandem.rollout.session import Policy
+    from tandem.rollout.session import PolicyEndpoint
     from tandem.serving.training import AgentConversations, AgentLimits  # needs the extra `serve`
 
     limits = AgentLimits(
         environment.timeout_s, config.max_turns, environment.agents_at_once, config.environment_retries
     )
-    policy = Policy(tokens, speaker.generate, speaker.positions, speaker.spell, speaker.pictures)
+    policy = PolicyEndpoint(tokens, speaker.generate, speaker.positions, speaker.spell, speaker.pictures)
     return AgentConversations(make_agent(environment), limits, policy, speaker.decode)

@@ -917,7 +917,7 @@ def test_a_failure_while_rows_start_reaches_their_caller_too(monkeypatch: pytest
         first = asyncio.create_task(collect(engine, request(1, seeds=range(4), max_tokens=60)))
         for _ in range(20):
             await asyncio.sleep(0)
-        monkeypatch.setattr("tandem.generation.native_rows.Rows._settled", failing)
+        monkeypatch.setattr("tandem.generation.native_rows.DecodeSlots._settled", failing)
         second = collect(engine, request(2, seeds=range(4), max_tokens=60))
         return await asyncio.gather(first, second, return_exceptions=True)
 

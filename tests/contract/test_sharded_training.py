@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.errors import UserError
-from tandem.planning.memory import Engine, copied_for_checkpoint
+from tandem.planning.memory import FsdpSizes, copied_for_checkpoint
 from tandem.planning.model_shape import read_shape
 from tandem.training.fsdp import make_engine
 from tests.conftest import ROOT, load_file
@@ -125,7 +125,7 @@ def test_what_a_checkpoint_copies_is_what_planning_counts(
         "value_head": case in ("critic", "lora reward model"),
         "lora_rank": 3 if case.startswith("lora") else 0,
     }
-    engine = Engine(read_shape(checkpoint / "model"), ranks, 4, **how)
+    engine = FsdpSizes(read_shape(checkpoint / "model"), ranks, 4, **how)
     assert copied_for_checkpoint(engine) == pytest.approx(max(held), rel=0.03)
     if ranks == 1:
         model: Any = sharded.engine(directory, case)

@@ -10,7 +10,7 @@ if find_spec("megatron") is None:
     pytest.skip("Megatron-Core is in .venv-megatron (scripts/megatron-env) only", allow_module_level=True)
 
 from tandem.config.training import MegatronTrainingConfig
-from tandem.planning.megatron_memory import MegatronEngine, at_stage
+from tandem.planning.megatron_memory import MegatronSizes, at_stage
 from tandem.planning.model_shape import shape_of
 from tests.megatron.conftest import RunScript
 from tests.megatron.planned import ANSWER, LAYOUTS, MODELS, PROMPT
@@ -38,7 +38,7 @@ def test_each_rank_holds_what_is_planned(ranks: int, place: int, measured: dict[
     name, layout = LAYOUTS[ranks][place]
     training = MegatronTrainingConfig(type="megatron", **layout)
     shape = shape_of(MODELS[name].to_dict())
-    engine = MegatronEngine(shape, training, ranks, tokens=PROMPT + ANSWER - 1, scored=ANSWER)
+    engine = MegatronSizes(shape, training, ranks, tokens=PROMPT + ANSWER - 1, scored=ANSWER)
     for rank, found in enumerate(measured[ranks][place]):
         stage = rank * training.pipeline_parallel // ranks
         assert engine.dense(stage) + engine.experts(stage) == found["parameters"]

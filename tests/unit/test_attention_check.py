@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tandem.models.attention.check import LARGEST, Kernel, error_of
-from tandem.models.attention.kernels import Flash, Reference
+from tandem.models.attention.kernels import Flash, ReferenceKernel
 from tandem.models.attention.pieces import Piece
 from tandem.models.attention.rectangles import Cpu, Plain
 from tests.flash_operators import flash_operators_on_the_cpu
@@ -33,10 +33,10 @@ def test_right_kernels_are_off_by_rounding_alone(kernel: Kernel, heads: tuple[in
 @pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
 def test_an_engine_may_start_where_no_gradients_are_kept(without: type[AbstractContextManager[None]]) -> None:
     with without():
-        assert error_of(Reference, HEADS, torch.bfloat16, CPU) == pytest.approx(1)
+        assert error_of(ReferenceKernel, HEADS, torch.bfloat16, CPU) == pytest.approx(1)
 
 
-class Mistaken(Reference):
+class Mistaken(ReferenceKernel):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         return self.answer(*super().forward(query, key, value, scale))
 
@@ -54,18 +54,18 @@ class OneHeadOfAGroup(Mistaken):
         return output.index_copy(1, torch.tensor([1]), output[:, 2:3]), lse
 
 
-class WindowOffByOne(Reference):
+class WindowOffByOne(ReferenceKernel):
     def __init__(self, piece: Piece, device: torch.device) -> None:
         places = (piece.queries, piece.keys, piece.query_lengths, piece.key_lengths)
         super().__init__(Piece(*places, piece.causal, piece.window and piece.window + 1), device)
 
 
-class NotCausal(Reference):
+class NotCausal(ReferenceKernel):
     def __init__(self, piece: Piece, device: torch.device) -> None:
         super().__init__(Piece(piece.queries, piece.keys, piece.query_lengths, piece.key_lengths, False), device)
 
 
-class OwnLogSumExp(Reference):
+class OwnLogSumExp(ReferenceKernel):
     """Backward as autograd through each call alone would do it."""
 
     def backward(

@@ -7,7 +7,7 @@ import pytest
 from tandem.controller.groups import Cluster, WorkerGroup
 from tandem.controller.placement import Placement
 from tandem.controller.pools import ResourcePoolManager, Role
-from tandem.simulation.virtual import Takes, VirtualCluster
+from tandem.simulation.virtual import Timed, VirtualCluster
 from tandem.workers.host import Worker
 from tandem.workers.registration import Dispatch, register
 
@@ -18,14 +18,14 @@ class Busy(Worker[float]):
     """Its peak grows with every call; `work` takes long."""
 
     @register(Dispatch.ALL, mesh="ranks")
-    def peak_memory(self) -> Takes:  # type: ignore[override]
+    def peak_memory(self) -> Timed:  # type: ignore[override]
         self.spec += 1.0
         peak = self.spec
-        return Takes(0.0, lambda: {PEAK: peak})
+        return Timed(0.0, lambda: {PEAK: peak})
 
     @register(Dispatch.REPLICATED)
-    def work(self) -> Takes:
-        return Takes(100.0, lambda: None)
+    def work(self) -> Timed:
+        return Timed(100.0, lambda: None)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from examples.tiles.task import puzzles, question
 from tandem.cli import main
-from tandem.jobs.show import Run, shown_tokens
+from tandem.jobs.show import TokenSpan, shown_tokens
 from tests.pictures import make_model
 
 TURNS = [{"role": role, "content": text} for role, text in (("user", "hi"), ("assistant", "a"), ("user", "b"))]
@@ -101,10 +101,10 @@ def test_a_letter_of_several_tokens_is_shown_as_the_letter() -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytes_only)
     for text in ("é日a🎉", "日日"):
         ids = np.array(tokenizer.encode(text), np.int32)
-        heading, line = shown_tokens(tokenizer, [Run("prompt", ids)])
+        heading, line = shown_tokens(tokenizer, [TokenSpan("prompt", ids)])
         assert (heading.plain, line.plain) == (f"--- prompt, {len(ids)} tokens", text)
     cut = np.array(tokenizer.encode("a日")[:3], np.int32)
-    assert list(shown_tokens(tokenizer, [Run("prompt", cut)]))[1].plain == "a\ufffd"
+    assert list(shown_tokens(tokenizer, [TokenSpan("prompt", cut)]))[1].plain == "a\ufffd"
 
 
 def test_both_numbers_of_a_row(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

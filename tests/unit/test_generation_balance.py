@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.generation.balance import Speeds, takes_next
+from tandem.generation.balance import EngineThroughput, takes_next
 from tests.conftest import ROOT, load_file
 
 bench: Any = load_file(ROOT / "benchmarks/balance.py")
@@ -57,7 +57,7 @@ def test_engines_of_equal_speed_lose_nothing_by_it(case: Any) -> None:
 
 def test_a_speed_does_not_depend_on_how_many_rows_run_out() -> None:
     """Of two equal engines one has an answer that is much longer, and runs it alone for long."""
-    speeds = Speeds(2)
+    speeds = EngineThroughput(2)
     for _ in range(40):
         for engine in (0, 1):
             speeds.worked(engine, rows=16, seconds=10.0)
@@ -69,7 +69,7 @@ def test_a_speed_does_not_depend_on_how_many_rows_run_out() -> None:
 
 
 def test_speeds_are_forgotten() -> None:
-    speeds = Speeds(2)
+    speeds = EngineThroughput(2)
     for slow in (0, 1):
         for _ in range(200):
             for engine in (0, 1):

@@ -13,7 +13,7 @@ from tandem.config import yaml12
 from tandem.config.load import read_config
 from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.importing.openrlhf import COMMANDS, convert, read
-from tandem.importing.outcome import Source, written
+from tandem.importing.outcome import ForeignConfig, written
 from tests.conftest import ROOT
 from tests.imported import with_local_paths
 
@@ -44,7 +44,7 @@ ray job submit -- python3 -m openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen3-4B
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_script_becomes_a_configuration(name: str, tmp_path: Path) -> None:
-    source = Source(**PUBLISHED[name])
+    source = ForeignConfig(**PUBLISHED[name])
     made = convert(source)
     told = [*made.mapped, *made.without_effect, *made.unsupported]
     assert sorted(line.partition("=")[0] for line in told) == sorted(source.values)
@@ -56,7 +56,7 @@ def test_a_published_script_becomes_a_configuration(name: str, tmp_path: Path) -
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if PUBLISHED[name]["method"] == "ppo_ray"])
 def test_it_passes_a_dry_run_once_it_has_files(name: str, grpo_config: Path, tmp_path: Path) -> None:
     """On one process, with engines that are there and the letters of a tiny tokenizer."""
-    tree, ours = convert(Source(**PUBLISHED[name])).tree, yaml12.read(grpo_config.read_text())
+    tree, ours = convert(ForeignConfig(**PUBLISHED[name])).tree, yaml12.read(grpo_config.read_text())
     tree["model"], tree["reward"] = {"path": ours["model"]["path"]}, ours["reward"]
     tree["data"] |= {"train_files": ours["data"]["train_files"], "val_files": [], "max_prompt_tokens": 32}
     for section in ("cluster", "placement", "tracking"):
@@ -70,17 +70,17 @@ def test_it_passes_a_dry_run_once_it_has_files(name: str, grpo_config: Path, tmp
 
 def test_scripts_are_read_without_running_them(tmp_path: Path) -> None:
     (tmp_path / "quoted.sh").write_text(QUOTED)
-    assert read(tmp_path / "quoted.sh") == Source("ppo_ray", {
+    assert read(tmp_path / "quoted.sh") == ForeignConfig("ppo_ray", {
         "actor.num_nodes": 2, "actor.num_gpus_per_node": 4, "actor.eps_clip_low_high": [0.2, 0.27],
         "algo.kl.use_loss": True, "algo.kl.init_coef": 1e-3,
     })  # fmt: skip
     (tmp_path / "document.sh").write_text(IN_A_DOCUMENT)
-    assert read(tmp_path / "document.sh") == Source("dpo", {"model.beta": 0.2, "data.max_len": 4096})
+    assert read(tmp_path / "document.sh") == ForeignConfig("dpo", {"model.beta": 0.2, "data.max_len": 4096})
 
 
 def test_values_are_what_they_were(tmp_path: Path) -> None:
     """Those of the DAPO script, and of one with the names of older versions."""
-    tree = convert(Source(**PUBLISHED["train_dapo_ray_hybrid_engine"])).tree
+    tree = convert(ForeignConfig(**PUBLISHED["train_dapo_ray_hybrid_engine"])).tree
     assert tree["algorithm"] == {
         "type": "grpo", "group_size": 8, "minibatches": 8, "resample_rounds": 100,
         "loss": {"type": "clip", "clip_ratio_low": 0.2, "clip_ratio_high": 0.27},
@@ -114,14 +114,14 @@ def test_values_are_what_they_were(tmp_path: Path) -> None:
 )
 def test_the_best_checkpoint_is_kept_by_the_metric_of_ours(key: str, metric: str | None, notes: int) -> None:
     values = {"eval.steps": 5, "eval.dataset": "a/b", "eval.n_samples_per_prompt": 2, "ckpt.best_metric_key": key}
-    made = convert(Source("ppo_ray", values))
+    made = convert(ForeignConfig("ppo_ray", values))
     assert made.tree["trainer"].get("best_metric") == metric and made.tree["trainer"]["eval_every"] == 5
     assert sum(note.startswith("trainer.best_metric: ") for note in made.notes) == notes
     told = [line for line in made.unsupported if "best" in line]
     assert bool(told) is (key == "eval_math_pass2")
     assert told == [] or told[0].endswith("not taken over; write trainer.best_metric, as val/default/reward/mean@N")
     del values["eval.steps"]
-    never = convert(Source("ppo_ray", values))
+    never = convert(ForeignConfig("ppo_ray", values))
     assert "best_metric" not in never.tree["trainer"]
     assert [line for line in never.without_effect if "OpenRLHF does not evaluate without eval.steps" in line]
 
@@ -141,10 +141,10 @@ def test_reward_models_and_critics_have_the_adapters_of_their_script(tmp_path: P
     settings = ["model.path=.", "data.train_files=[]"]
     assert read_config(RewardModelConfig, tmp_path / "rm.yaml", settings).problems == []
     values = {"ds.lora.rank": 32, "ds.lora.alpha": 64, "ds.lora.target_modules": ["q_proj", "v_proj"]}
-    made = convert(Source("ppo_ray", {**values, "algo.advantage.estimator": "gae"}))
+    made = convert(ForeignConfig("ppo_ray", {**values, "algo.advantage.estimator": "gae"}))
     assert made.tree["model"]["critic_lora"] == made.tree["model"]["lora"] == lora
     assert "ds.lora.rank=32: model.lora.rank and model.critic_lora.rank" in made.mapped
-    made = convert(Source("ppo_ray", {**values, "algo.advantage.estimator": "rloo"}))
+    made = convert(ForeignConfig("ppo_ray", {**values, "algo.advantage.estimator": "rloo"}))
     assert "critic_lora" not in made.tree["model"] and "ds.lora.rank=32: model.lora.rank" in made.mapped
 
 

@@ -14,7 +14,7 @@ from tandem.config import yaml12
 from tandem.config.load import read_config
 from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.errors import UserError
-from tandem.importing.outcome import Imported, Source, written
+from tandem.importing.outcome import ForeignConfig, Imported, written
 from tandem.importing.trl import COMMANDS, convert
 from tandem.importing.trl_source import read
 from tests.conftest import ROOT
@@ -275,7 +275,7 @@ def test_the_best_checkpoint_is_kept_by_the_metric_of_ours(
 ) -> None:
     evaluates = {"eval_strategy": "steps", "eval_steps": 5}
     rewards = {"reward_funcs": ["accuracy_reward"]} if method in ("grpo", "rloo") else {}
-    made = convert(Source(method, {**evaluates, **rewards, **values}))
+    made = convert(ForeignConfig(method, {**evaluates, **rewards, **values}))
     trainer = made.tree["trainer"]
     assert {key: value for key, value in trainer.items() if key.startswith("best")} == expected
     assert made.unsupported == [] and trainer["eval_every"] == 5
@@ -286,7 +286,7 @@ def test_the_best_checkpoint_is_kept_by_the_metric_of_ours(
     (tmp_path / "config.yaml").write_text(written(made, "trl", method))
     assert read_config(KINDS[COMMANDS[method]], tmp_path / "config.yaml", []).problems == []
 
-    never = convert(Source(method, {**rewards, **values}))
+    never = convert(ForeignConfig(method, {**rewards, **values}))
     assert "best_metric" not in never.tree["trainer"]
     told = "TRL does not evaluate without eval_strategy: steps or epoch"
     best = [key for key in values if not key.startswith("num_generations") or key == "num_generations_eval"]
@@ -319,7 +319,7 @@ def test_a_metric_without_counterpart_keeps_no_best_checkpoint(
     method: str, values: dict[str, Any], told: list[str]
 ) -> None:
     rewards = {"reward_funcs": ["accuracy_reward"]} if method == "grpo" else {}
-    made = convert(Source(method, {"eval_strategy": "steps", **rewards, **values}))
+    made = convert(ForeignConfig(method, {"eval_strategy": "steps", **rewards, **values}))
     assert "best_metric" not in made.tree["trainer"] and made.unsupported == told
 
 
@@ -340,7 +340,7 @@ def test_the_best_metric_is_of_the_data_source_of_the_rows(
     if rows:
         path.write_text("\n".join(map(json.dumps, rows)))
     values = {"eval_strategy": "steps", "metric_for_best_model": "eval_reward", "eval_data_files": [str(path)]}
-    made = convert(Source("grpo", values))
+    made = convert(ForeignConfig("grpo", values))
     assert made.tree["trainer"]["best_metric"] == f"val/{source}/reward/mean@8"
     notes = [one for one in made.notes if one.startswith("trainer.best_metric: ")]
     assert len(notes) == (note is not None) and all(note in one for one in notes if note)
@@ -348,7 +348,7 @@ def test_the_best_metric_is_of_the_data_source_of_the_rows(
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_script_becomes_a_configuration(name: str, tmp_path: Path) -> None:
-    source = Source(**PUBLISHED[name])
+    source = ForeignConfig(**PUBLISHED[name])
     if source.method not in COMMANDS:
         with pytest.raises(UserError, match=f"TRL's {source.method} has no counterpart here; these have one: sft, dpo"):
             convert(source)
@@ -366,7 +366,7 @@ def test_it_passes_a_dry_run_once_it_has_files(
     name: str, rows: dict[str, list[str]], grpo_config: Path, tmp_path: Path
 ) -> None:
     """On one process, with engines that are there and the letters of a tiny tokenizer."""
-    source = Source(**PUBLISHED[name])
+    source = ForeignConfig(**PUBLISHED[name])
     command, tree = COMMANDS[source.method], convert(source).tree
     ours = yaml12.read(grpo_config.read_text())
     tree["model"] = {"path": ours["model"]["path"]}
@@ -393,7 +393,7 @@ def test_values_are_what_they_were(tmp_path: Path) -> None:
         "vllm_importance_sampling_mode": "token_truncate", "seed": 3, "report_to": ["wandb", "none"], "project": "p",
         "mask_truncated_completions": True,
     }  # fmt: skip
-    tree = convert(Source("grpo", values)).tree
+    tree = convert(ForeignConfig("grpo", values)).tree
     assert tree["algorithm"] == {
         "type": "grpo", "group_size": 16, "minibatches": 4, "normalize_by_std": False, "mask_truncated": True,
         "loss": {"type": "gspo", "aggregation": "sequence_mean_token_mean", "clip_ratio_low": 3e-4,
@@ -409,7 +409,7 @@ def test_values_are_what_they_were(tmp_path: Path) -> None:
 
 
 def _of(method: str, **values: Any) -> Imported:
-    return convert(Source(method, values))
+    return convert(ForeignConfig(method, values))
 
 
 def test_a_reward_model_s_head_learns_beside_its_adapters(tmp_path: Path) -> None:
@@ -450,7 +450,7 @@ def test_what_trl_evaluates_is_written_and_passes_a_dry_run(
     method: str, given: dict[str, Any], every: int | None, rows: dict[str, list[str]], grpo_config: Path, tmp_path: Path
 ) -> None:
     values = {"dataset_name": "trl-lib/tldr", "dataset_config": "c", "report_to": "none", "reward_funcs": "a.b"}
-    made, command = convert(Source(method, values | given)), COMMANDS[method]
+    made, command = convert(ForeignConfig(method, values | given)), COMMANDS[method]
     tree, ours = made.tree, yaml12.read(grpo_config.read_text())
     assert tree["data"]["val_files"] == ["hub:trl-lib/tldr/c[test]"] and tree["trainer"].get("eval_every") == every
     assert any(note.startswith("eval_strategy=epoch: give trainer.eval_every") for note in made.notes) == (not every)

@@ -14,7 +14,7 @@ from tandem.config.load import read_config
 from tandem.config.tree import SftConfig, TrainConfig
 from tandem.config.verl_keys import COUNTERPARTS
 from tandem.errors import UserError
-from tandem.importing.outcome import Imported, Source, written
+from tandem.importing.outcome import ForeignConfig, Imported, written
 from tandem.importing.verl import convert
 from tandem.importing.verl_source import read
 from tests.conftest import ROOT
@@ -26,7 +26,7 @@ PUBLISHED: dict[str, dict[str, Any]] = json.loads((ROOT / "tests/unit/verl_flags
 
 
 def of(values: dict[str, Any], method: str = "ppo") -> Imported:
-    return convert(Source(method, values))
+    return convert(ForeignConfig(method, values))
 
 
 SCRIPT = r"""
@@ -270,7 +270,7 @@ def test_programs_without_a_counterpart_are_refused_by_name(program: str, told: 
     with pytest.raises(UserError, match=told):
         read(path)
     if "own" in program:
-        assert read(path, "ppo") == Source("ppo", {"data.train_batch_size": 8})
+        assert read(path, "ppo") == ForeignConfig("ppo", {"data.train_batch_size": 8})
 
 
 @sandboxed
@@ -284,7 +284,7 @@ def test_defaults_of_ones_own_are_read_or_told_as_missing(tmp_path: Path) -> Non
     assert found.values == {"data.seed": 2} and "mine.yaml is not there" in found.notes[0]
     (tmp_path / "config").mkdir()
     (tmp_path / "config/mine.yaml").write_text("defaults: [ppo_trainer]\ndata: {seed: 1, train_batch_size: 4}\n")
-    assert read(path) == Source("ppo", {"data.seed": 2, "data.train_batch_size": 4})
+    assert read(path) == ForeignConfig("ppo", {"data.seed": 2, "data.train_batch_size": 4})
     path.write_text("python3 -m verl.trainer.main_ppo --config-name='ppo_megatron_trainer.yaml' data.seed=2\n")
     assert convert(read(path)).tree["training"]["type"] == "megatron"
 

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tandem.models.attention import PackedRows, Scoring
 from tandem.models.attention.choice import kernel_for
-from tandem.models.attention.kernels import Flash, Reference
-from tandem.models.attention.pieces import Call, Piece, attend, gathered, shared_prefixes, tokens_before
+from tandem.models.attention.kernels import Flash, ReferenceKernel
+from tandem.models.attention.pieces import KernelCall, Piece, attend, gathered, shared_prefixes, tokens_before
 from tandem.models.attention.rectangles import Cpu, Plain
 from tandem.types import IntArray
 from tests.flash_operators import flash_operators_on_the_cpu
@@ -94,8 +94,8 @@ def error(found: list[Tensor], wanted: list[Tensor]) -> float:
 
 
 def planned(
-    pieces: list[Piece], kernel: Callable[[Piece, torch.device], Call], device: torch.device = CPU
-) -> list[Call]:
+    pieces: list[Piece], kernel: Callable[[Piece, torch.device], KernelCall], device: torch.device = CPU
+) -> list[KernelCall]:
     return [kernel(piece, device) for piece in pieces]
 
 
@@ -105,7 +105,7 @@ def flash() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("kernel", [Reference, Cpu, Plain, Flash])
+@pytest.mark.parametrize("kernel", [ReferenceKernel, Cpu, Plain, Flash])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("window", [None, 1, 7, 1000])
 @pytest.mark.parametrize("heads", [(6, 2), (4, 1)])
@@ -124,7 +124,7 @@ def test_output_and_gradients_are_those_of_a_dense_mask(
         assert error(with_gradients(found, grad, *inputs), wanted) < 1e-12
 
 
-@pytest.mark.parametrize("kernel", [Reference, Cpu, Plain, Flash])
+@pytest.mark.parametrize("kernel", [ReferenceKernel, Cpu, Plain, Flash])
 @pytest.mark.parametrize("seed", range(4))
 def test_trees_of_prefixes(flash: None, kernel: Any, seed: int) -> None:
     rows = tree(seed)
@@ -166,7 +166,7 @@ def test_a_ring_of_ranks_is_a_piece_each(ranks: int) -> None:
         others = [slice(other * share, (other + 1) * share) for other in range(rank)]
         pieces = [own, *(Piece(slice(0, share), theirs, lengths, lengths, causal=False) for theirs in others)]
         own_query = query[mine].detach().requires_grad_()
-        output = attend(own_query, key, value, planned(pieces, Reference), 0.4)
+        output = attend(own_query, key, value, planned(pieces, ReferenceKernel), 0.4)
         of_query, of_key, of_value = torch.autograd.grad(output, (own_query, key, value), grad[mine])
         outputs.append(output)
         gradients[0][mine] = of_query

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.generation.native_rows import Rows
+from tandem.generation.native_rows import DecodeSlots
 from tandem.generation.native_sample import NativeSample
 from tandem.generation.sampling import Array, Chooser
 from tandem.types import Request, SamplingParams
@@ -27,7 +27,7 @@ def group(prompt: int, count: int) -> list[NativeSample]:
 @pytest.mark.parametrize("seed", range(20))
 def test_rows_with_the_same_tokens_are_found(seed: int) -> None:
     """Against a search through all tokens; with a small vocabulary, so that many stay alike for long."""
-    rng, rows, prompts = np.random.default_rng(seed), Rows(SLOTS), 0
+    rng, rows, prompts = np.random.default_rng(seed), DecodeSlots(SLOTS), 0
     said, tokens = 0, defaultdict[NativeSample, list[int]](list)
     for _ in range(STEPS):
         while len(rows) <= SLOTS - 6 and (not rows or rng.random() < 0.2):
@@ -55,7 +55,7 @@ def test_rows_with_the_same_tokens_are_found(seed: int) -> None:
     assert said > 2
 
 
-def take(rows: Rows, first: int, rng: np.random.Generator, tokens: dict[NativeSample, list[int]]) -> None:
+def take(rows: DecodeSlots, first: int, rng: np.random.Generator, tokens: dict[NativeSample, list[int]]) -> None:
     """A token for each row from a slot on: mostly the same."""
     batch = rows.batch(first, chooser)
     token_B = np.where(rng.random(len(batch.slots)) < 0.97, 7, rng.integers(5, 9, len(batch.slots)))
@@ -65,7 +65,7 @@ def take(rows: Rows, first: int, rng: np.random.Generator, tokens: dict[NativeSa
 
 
 def test_what_is_known_of_a_batch_is_known_until_a_row_comes_or_goes() -> None:
-    rows = Rows(8)
+    rows = DecodeSlots(8)
     rows.start([group(1, 2)])
     whole = rows.batch(0, chooser)
     assert rows.batch(0, chooser) is whole and rows.batch(1, chooser).slots.tolist() == [1]

@@ -17,7 +17,7 @@ from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
 from tandem.planning.calibration import read_run
 from tandem.planning.hardware import parse_machines
-from tandem.planning.memory import Engine
+from tandem.planning.memory import FsdpSizes
 from tandem.planning.mends import fullest
 from tandem.planning.offload import host_traffic
 from tandem.planning.passes import HostTraffic, Passes
@@ -25,7 +25,7 @@ from tandem.planning.placements import as_it_is, costs_of, models_of, roles_of, 
 from tandem.planning.roles import engine_of, moments, resident
 from tandem.planning.search import Plan, Way
 from tandem.planning.settings import as_overrides, changes_for, dealt, fits, sets_of, trainings_of
-from tandem.planning.time import Layout
+from tandem.planning.time import ParallelDims
 from tests.conftest import ROOT, load_file
 from tests.unit.test_planning_tower import config as tower_config
 
@@ -490,7 +490,7 @@ def test_adapters_learn_in_less_time(settings: dict[str, Any]) -> None:
 
 
 def way(*roles: str, gpus: int, **degrees: int) -> Way:
-    layout = Layout(gpus, **degrees)
+    layout = ParallelDims(gpus, **degrees)
     return Way(roles, gpus, tuple(layout for _ in roles), 1.0, 1.0, 1.0, 0)
 
 
@@ -598,9 +598,9 @@ def test_what_travels_to_and_from_host_memory() -> None:
     shape = plan_time.shape("L8")
 
     def traffic(**how: Any) -> HostTraffic:
-        return host_traffic(Engine(shape, ranks=how.pop("ranks", 8), learns=how.pop("learns", True), **how))
+        return host_traffic(FsdpSizes(shape, ranks=how.pop("ranks", 8), learns=how.pop("learns", True), **how))
 
-    each = Engine(shape, ranks=8).learning / 8
+    each = FsdpSizes(shape, ranks=8).learning / 8
     moved = traffic(cpu_offload=True)
     numbers = (moved.a_pass, moved.a_backward, moved.a_step, moved.computed)
     assert numbers == pytest.approx((4 * each, 4 * each, 0, (2 * 12 + 4) * each), rel=1e-3)
@@ -656,7 +656,7 @@ def test_adapters_are_the_actors(settings: dict[str, Any]) -> None:
 
 def test_passes_wait_for_what_comes_from_host_memory(settings: dict[str, Any]) -> None:
     work = workload_of(config_from(settings), None)
-    each = Passes(plan_time.shape("L8"), MACHINES.card, Layout(8, sharded=True), work)
+    each = Passes(plan_time.shape("L8"), MACHINES.card, ParallelDims(8, sharded=True), work)
     slow = replace(each, host=HostTraffic(a_pass=1e15, a_backward=4e15))
     bandwidth, passes = MACHINES.card.host_bytes_per_s, each.tokens_of(work.rows) / work.micro_batch_tokens
     assert slow.forward_s() == pytest.approx(passes * 1e15 / bandwidth, rel=1e-2)

@@ -14,7 +14,7 @@ from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainCon
 from tandem.errors import UserError
 from tandem.jobs.notes import memory_notes
 from tandem.planning.hardware import CARDS
-from tandem.planning.memory import Engine, Memory, resident
+from tandem.planning.memory import FsdpSizes, Memory, resident
 from tandem.planning.mends import find_mend, fullest
 from tandem.planning.model_shape import read_shape
 from tandem.planning.planned import Planned
@@ -101,7 +101,7 @@ def test_what_learns_from_rows_is_planned_too(model: Any) -> None:
     assert list(sft) == [("actor", "forward"), ("actor", "backward"), ("actor", "step")]
     dpo = supervised(DpoConfig, "hh_dpo.yaml", path, "training.activation_checkpointing=true")
     assert list(dpo) == [*sft, ("reference", "forward")]
-    shape = Engine(read_shape(Path(path.partition("=")[2])), learns=False)
+    shape = FsdpSizes(read_shape(Path(path.partition("=")[2])), learns=False)
     assert dpo["actor", "step"].weights - sft["actor", "step"].weights == resident(shape).weights
     for alone in ("preference.loss=simpo", "model.lora.rank=8"):
         assert list(supervised(DpoConfig, "hh_dpo.yaml", path, alone)) == list(sft)
@@ -116,13 +116,13 @@ def test_adapters_of_reward_models_and_critics_are_all_that_is_optimized_but_the
     """A number has eight bytes of moments, and four of a master, which is a copy."""
     path = model("0.6b")
     shape = read_shape(Path(path.partition("=")[2]))
-    learning = Engine(shape, lora_rank=8).learning + shape.hidden + 1
+    learning = FsdpSizes(shape, lora_rank=8).learning + shape.hidden + 1
     reward = supervised(RewardModelConfig, "hh_reward_model.yaml", path, "model.lora.rank=8")
     assert reward["reward_model", "step"].optimizer == 12 * learning
     assert reward["reward_model", "step"].gradients == 4 * learning
     ppo = (path, "cluster.ranks=1", "algorithm.type=ppo", "generation.sleep=never")
     whole, adapted = held(*ppo), held(*ppo, "model.critic_lora.rank=8")
-    both = Engine(shape, value_head=True)
+    both = FsdpSizes(shape, value_head=True)
     assert (
         whole["critic", "step"].gradients == 4 * both.learning and adapted["critic", "step"].gradients == 4 * learning
     )

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tandem.errors import UserError
-from tandem.planning.costs import ClusterCosts, Model, Serving, parallel_layouts, parallel_memory
+from tandem.planning.costs import ClusterCosts, PlannedRole, Serving, parallel_layouts, parallel_memory
 from tandem.planning.hardware import CARDS, parse_machines
-from tandem.planning.search import Choice, Generating, partitions, search, why
-from tandem.planning.time import Layout, Workload
+from tandem.planning.search import Candidate, Generating, partitions, search, why
+from tandem.planning.time import ParallelDims, Workload
 from tests.conftest import ROOT, load_file
 
 plan_time: Any = load_file(ROOT / "benchmarks/plan_time.py")
@@ -29,12 +29,12 @@ class Table:
     memory_bytes: int = 100
     asked: list[tuple[str, int]] = field(default_factory=list)
 
-    def choices(self, role: str, gpus: int) -> Sequence[Choice]:
+    def choices(self, role: str, gpus: int) -> Sequence[Candidate]:
         self.asked.append((role, gpus))
         dice = random.Random(f"{self.seed} {role} {gpus}")
         return [
-            Choice(
-                Layout(gpus, tensor=1 + index),
+            Candidate(
+                ParallelDims(gpus, tensor=1 + index),
                 dice.randint(0, 60),
                 dice.randint(0, 50),
                 dice.randint(0, 40) / gpus,
@@ -46,7 +46,8 @@ class Table:
     def generation(self, gpus: int, held_bytes: int, models: Sequence[str]) -> Sequence[Generating]:
         dice = random.Random(f"{self.seed} rollout {gpus}")
         engines = [
-            Generating(Layout(gpus, tensor=1 + index), dice.randint(0, 30), dice.randint(10, 90)) for index in range(2)
+            Generating(ParallelDims(gpus, tensor=1 + index), dice.randint(0, 30), dice.randint(10, 90))
+            for index in range(2)
         ]
         return [engine for engine in engines if held_bytes < 70]
 
@@ -169,7 +170,7 @@ def _random_costs(dice: random.Random) -> tuple[ClusterCosts, list[str], int]:
     )
     shapes = [plan_time.shape(name) for name in plan_time.CONFIGS]
     models = {
-        role: Model(dice.choice(shapes), role in ("actor", "critic"), role in ("critic", "reward_model"))
+        role: PlannedRole(dice.choice(shapes), role in ("actor", "critic"), role in ("critic", "reward_model"))
         for role in roles
         if role != "rollout"
     }

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tandem.planning.decoding import Decoder, generation_s, steady_generation_s
+from tandem.planning.decoding import DecodeCost, generation_s, steady_generation_s
 from tandem.planning.hardware import CARDS, parse_machines
 from tandem.planning.passes import Passes
-from tandem.planning.time import CONSTANTS, Constants, Layout, StepTime, Workload, response_lengths
+from tandem.planning.time import CONSTANTS, Constants, ParallelDims, StepTime, Workload, response_lengths
 from tests.conftest import ROOT, load_file
 
 plan_time: Any = load_file(ROOT / "benchmarks/plan_time.py")
@@ -41,7 +41,7 @@ def test_lengths_have_their_mean_and_their_limit(mean: float, longest: int) -> N
 
 def test_an_iteration_of_one_row_reads_the_weights_once() -> None:
     """8.03 billion parameters, the embedding's not read: 7.5 billion of two bytes, at 0.843 of 3.35 TB/s."""
-    decoder = Decoder(plan_time.shape("L8"), CARDS["H100"])
+    decoder = DecodeCost(plan_time.shape("L8"), CARDS["H100"])
     still = replace(CONSTANTS, layer_s=0, row_s=0)
     assert decoder.iteration_s(1, 0, still) == pytest.approx(2 * 7.504e9 / (0.843 * 3.35e12), rel=1e-3)
     a_token = 32 * 2 * 8 * 128 * 2  # layers, keys and values, heads, their size, bytes
@@ -55,17 +55,18 @@ def test_the_passes_take_their_operations_at_the_share_of_the_peak() -> None:
     tokens = 64 * 1024
     attention = 2 * 2 * 32 * 4096 * 1024 / 2  # two products, twice their size, over half the square
     flops = tokens * (2 * shape.active_parameters + attention)
-    passes = Passes(shape, card, Layout(1), work)
+    passes = Passes(shape, card, ParallelDims(1), work)
     assert passes.forward_s() == pytest.approx(flops / (CONSTANTS.matmul_share * 989e12), rel=1e-3)
     assert passes.update_s() == pytest.approx(3 * passes.forward_s())
-    recomputing = Passes(shape, card, Layout(1), replace(work, recompute=True))
+    recomputing = Passes(shape, card, ParallelDims(1), replace(work, recompute=True))
     assert recomputing.update_s() == pytest.approx(4 * passes.forward_s())
 
 
 def test_a_prompt_passes_once_for_its_siblings() -> None:
     work = Workload(64, 1, 1, 1000, siblings=1)
     alone, shared = (
-        Passes(plan_time.shape("L8"), CARDS["H100"], Layout(1), each) for each in (work, replace(work, siblings=8))
+        Passes(plan_time.shape("L8"), CARDS["H100"], ParallelDims(1), each)
+        for each in (work, replace(work, siblings=8))
     )
     assert alone.tokens_of(64) == 64 * 1001
     assert shared.tokens_of(64) == 64 * 126
@@ -76,7 +77,8 @@ def test_rows_are_whole() -> None:
     work = Workload(128, 1024, 1024, 0, optimizer_steps=2, micro_batch_tokens=1024)
     still = replace(CARDS["H100"], network_gb_s=1e9, peers_gb_s=1e9)
     times = {
-        gpus: Passes(plan_time.shape("L8"), still, Layout(gpus), work).update_s() for gpus in (8, 11, 12, 13, 64, 128)
+        gpus: Passes(plan_time.shape("L8"), still, ParallelDims(gpus), work).update_s()
+        for gpus in (8, 11, 12, 13, 64, 128)
     }
     assert times[11] == pytest.approx(times[12]) == pytest.approx(times[8] * 6 / 8)
     assert times[13] == pytest.approx(times[8] * 5 / 8)
@@ -89,12 +91,12 @@ def test_stages_hand_on_what_they_make() -> None:
     work = Workload(64, 4096, 4096, 0, micro_batch_tokens=4096)
     slow = replace(CARDS["H100"], network_gb_s=1)
     for tensor in (1, 2):
-        layout = Layout(16, tensor=tensor, pipeline=2)
+        layout = ParallelDims(16, tensor=tensor, pipeline=2)
         fast = Passes(shape, replace(slow, network_gb_s=1e9), layout, work).forward_s()
         micro_batches = 64 / layout.replicas + 1
         message_s = 4096 * 4096 * 2 / tensor / 1e9
         assert Passes(shape, slow, layout, work).forward_s() - fast == pytest.approx(micro_batches * message_s)
-    inside = Layout(8, pipeline=2)
+    inside = ParallelDims(8, pipeline=2)
     assert Passes(shape, slow, inside, work).forward_s() == Passes(shape, CARDS["H100"], inside, work).forward_s()
 
 
@@ -102,33 +104,35 @@ def test_replicas_of_a_stage_are_neighbours() -> None:
     """Two stages on two nodes: each node holds one, and no gradient leaves it."""
     shape, card = plan_time.shape("L8"), CARDS["H100"]
     work = Workload(1, 1, 1, 0, micro_batch_tokens=1)
-    one, two = (Passes(shape, replace(card, network_gb_s=speed), Layout(16, pipeline=2), work) for speed in (50, 1))
+    one, two = (
+        Passes(shape, replace(card, network_gb_s=speed), ParallelDims(16, pipeline=2), work) for speed in (50, 1)
+    )
     assert two.update_s() - one.update_s() < 1e-3  # messages of one token
-    whole = Passes(shape, replace(card, network_gb_s=1), Layout(16), work)
+    whole = Passes(shape, replace(card, network_gb_s=1), ParallelDims(16), work)
     assert whole.update_s() > two.update_s() + 1
 
 
 def test_sharded_weights_travel_while_others_compute() -> None:
     machines = parse_machines("2x8xH100")
     shape = plan_time.shape("L8")
-    plain, sharded = (Passes(shape, machines.card, Layout(16, sharded=each), WORK) for each in (False, True))
+    plain, sharded = (Passes(shape, machines.card, ParallelDims(16, sharded=each), WORK) for each in (False, True))
     assert sharded.forward_s() >= plain.forward_s()
     slow = replace(machines.card, network_gb_s=0.1)
-    assert Passes(shape, slow, Layout(16, sharded=True), WORK).forward_s() > 5 * sharded.forward_s()
+    assert Passes(shape, slow, ParallelDims(16, sharded=True), WORK).forward_s() > 5 * sharded.forward_s()
 
 
 @pytest.mark.parametrize("model", ["L8", "Q32", "Q30", "DSV3"])
 def test_more_work_takes_longer_and_more_devices_less(model: str) -> None:
     shape, card = plan_time.shape(model), CARDS["H100"]
     cache = 40e9
-    decoder = Decoder(shape, card, 8)
+    decoder = DecodeCost(shape, card, 8)
     base = generation_s(decoder, WORK, 16, cache)
     assert generation_s(decoder, replace(WORK, rows=4096), 16, cache) > base
     assert generation_s(decoder, replace(WORK, response_tokens=1800), 16, cache) > base
     assert generation_s(decoder, WORK, 32, cache) < base
     assert generation_s(decoder, WORK, 16, cache / 100) > base
     assert steady_generation_s(decoder, WORK, 16, cache) < base
-    one, two = (Passes(shape, card, Layout(gpus), WORK) for gpus in (16, 32))
+    one, two = (Passes(shape, card, ParallelDims(gpus), WORK) for gpus in (16, 32))
     assert two.forward_s() < one.forward_s()
     assert two.update_s() < one.update_s()
 

@@ -20,9 +20,9 @@ from tandem.cli import app
 from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
 from tandem.models.tower import _KEPT_BYTES
-from tandem.planning.memory import Engine, Memory, phases
+from tandem.planning.memory import FsdpSizes, Memory, phases
 from tandem.planning.model_shape import shape_of
-from tandem.planning.roles import Host, hosts
+from tandem.planning.roles import HostMemory, hosts
 from tandem.planning.tower_memory import KEPT_FEATURES, KEPT_PIXELS
 from tandem.planning.tower_shape import TOWERS
 from tandem.planning.trace.pretend import compiler
@@ -140,7 +140,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str
 def expected_of(case: str) -> dict[str, Memory]:
     family, fields = CASES[case]
     answers = fields.get("answer_tokens", ANSWERS)
-    engine = Engine(
+    engine = FsdpSizes(
         shape_of(config(family)),
         learns=fields.get("learns", True),
         tokens=PROMPT + sum(answers) - len(answers),
@@ -226,7 +226,7 @@ def test_what_towers_keep_of_pictures_in_host_memory(tmp_path: Path) -> None:
     assert KEPT_PIXELS == KEPT_FEATURES == _KEPT_BYTES
     AutoConfig.for_model(**config("qwen2_5_vl", depth=32)).save_pretrained(tmp_path)
 
-    def host(*overrides: str) -> Host:
+    def host(*overrides: str) -> HostMemory:
         given = [f"model.path={tmp_path}", "model.dtype=bfloat16", "cluster.ranks=2", *overrides]
         (found,) = hosts(load_config(TrainConfig, ROOT / "recipes/gsm8k_grpo.yaml", given))
         return found

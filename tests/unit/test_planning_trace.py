@@ -14,7 +14,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from tandem.config.training import FsdpTrainingConfig
-from tandem.planning.memory import Engine, phases
+from tandem.planning.memory import FsdpSizes, phases
 from tandem.planning.model_shape import shape_of
 from tandem.planning.trace.pretend import compiler
 from tandem.planning.trace.report import answers_to
@@ -102,12 +102,12 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str
     return lambda case: all_of_them(case in BY_NIGHT)[case]
 
 
-def engine_of(case: str) -> Engine:
+def engine_of(case: str) -> FsdpSizes:
     """The case as formulas take it."""
     config, layers, fields = CASES[case]
     training = FsdpTrainingConfig(**fields.get("training", CHECKPOINTED))
     answers = fields.get("answer_tokens", LONG)
-    engine = Engine(
+    engine = FsdpSizes(
         shape_of({**config, "num_hidden_layers": layers}),
         ranks=fields.get("ranks", 8),
         learns=fields.get("learns", True),

@@ -11,7 +11,7 @@ import torch
 
 from tandem.config.reward import RewardConfig, RewardFunctionConfig
 from tandem.errors import UserError
-from tandem.reward.functions import SIGNATURES, Call, Kind, check_functions, execute, load
+from tandem.reward.functions import SIGNATURES, Kind, RewardCall, check_functions, execute, load
 from tandem.types import Prompt, Score, Status, Trajectory
 
 MESSAGES = [{"role": "user", "content": "2 + 2?"}]
@@ -31,7 +31,7 @@ def run_call(reference: str, *siblings: Trajectory, seed: int = 0) -> list[Score
     prompt = siblings[0].prompt
     completions = [function.completion(t) for t in siblings]
     arguments = [pickle.dumps(function.arguments(prompt))] * len(siblings)
-    return execute(function, Call(reference, seed, arguments, completions))
+    return execute(function, RewardCall(reference, seed, arguments, completions))
 
 
 def outcome(reference: str) -> tuple[float | None, Any, str | None]:
@@ -301,10 +301,10 @@ def test_arguments_of_the_configuration_reach_every_call(write: Any) -> None:
     source = "def f(data_source, solution_str, ground_truth, extra_info=None, *, low, high=1): return low + high"
     reference = write(source)
     (function,) = check_functions(RewardConfig(functions=[{"function": reference, "arguments": {"low": 0.5}}]), [])
-    call = Call(reference, 0, [pickle.dumps(function.arguments(trajectory().prompt))], ["4"])
+    call = RewardCall(reference, 0, [pickle.dumps(function.arguments(trajectory().prompt))], ["4"])
     assert [s.value for s in execute(load(reference, arguments={"low": 0.5}), call)] == [1.5]
     together = write("def f(completions, levels): return [levels['a']] * len(completions)")
-    call = Call(together, 0, [pickle.dumps({})] * 2, ["4", "5"])
+    call = RewardCall(together, 0, [pickle.dumps({})] * 2, ["4", "5"])
     assert [s.value for s in execute(load(together, arguments={"levels": {"a": 3}}), call)] == [3.0, 3.0]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tandem.errors import TandemError, UserError
-from tandem.reward.functions import Call
+from tandem.reward.functions import RewardCall
 from tandem.reward.workers import WorkerPool
 from tandem.types import Score, Status
 
@@ -37,11 +37,11 @@ def patient_pool() -> Iterator[WorkerPool]:
     pool.close()
 
 
-def call(completion: str, row: int = 0, reference: str = F) -> Call:
-    return Call(reference, row, [pickle.dumps({})], [completion])
+def call(completion: str, row: int = 0, reference: str = F) -> RewardCall:
+    return RewardCall(reference, row, [pickle.dumps({})], [completion])
 
 
-def run(pool: WorkerPool, calls: list[Call]) -> list[Score]:
+def run(pool: WorkerPool, calls: list[RewardCall]) -> list[Score]:
     pool.run(calls)
     return [call.scores[0] for call in calls]
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.errors import UserError
-from tandem.rollout.session import Asked, Call, ContextLengthExceeded, CutShort, Session, SessionClosed
+from tandem.rollout.session import AgentRequest, ContextLengthExceeded, CutShort, Session, SessionClosed, SessionRequest
 from tandem.types import Completion, Message, Status
 from tests.agents import ADD, ANSWER, CALL, ScriptedEngine, a_session, check_record, settle, stop_id, tokenizer
 
@@ -22,7 +22,7 @@ ASKED: list[Message] = [{"role": "system", "content": "Be brief."}, {"role": "us
 
 async def take(session: Session, messages: list[Message], retried: bool = False, **how: Any) -> list[Message]:
     """Ask as a client does that gets its answers."""
-    call = session.call(Asked(copy.deepcopy(messages), **{"tools": [ADD], **how}), retried)
+    call = session.call(SessionRequest(copy.deepcopy(messages), **{"tools": [ADD], **how}), retried)
     await call.answers
     call.take()
     return [said.answer.message() for said in call.answers.result()]
@@ -169,7 +169,7 @@ def test_a_retry_joins_what_is_still_being_made() -> None:
 
         engine = ScriptedEngine(lambda prompt: slowly())
         session = a_session(engine)
-        asked = Asked(ASKED, [ADD])
+        asked = SessionRequest(ASKED, [ADD])
         one, other = session.call(asked), session.call(asked)
         other.waiting = 1  # a twin that somebody still waits for
         await settle()
@@ -187,12 +187,12 @@ def test_an_answer_that_nobody_took_is_not_trained_on_unless_the_agent_goes_on_f
     async def talk() -> None:
         engine = ScriptedEngine(lambda prompt: ANSWER)
         session = a_session(engine)
-        call = session.call(Asked(ASKED, [ADD]))
+        call = session.call(SessionRequest(ASKED, [ADD]))
         (said,) = await call.answers
         assert session.branches() == [] and session.messages() == []
         await ask(session, [*ASKED, said.answer.message(), {"role": "user", "content": "Go on."}])
         check_record(session, engine, 1)
-        lost = session.call(Asked([{"role": "user", "content": "lost"}], [ADD]))
+        lost = session.call(SessionRequest([{"role": "user", "content": "lost"}], [ADD]))
         await lost.answers
         check_record(session, engine, 1)
 
@@ -291,7 +291,7 @@ def test_training_draws_as_it_says_and_else_the_agent_does() -> None:
         for agent_samples in (True, False):
             session = a_session(ScriptedEngine(lambda prompt: ANSWER), agent_samples=agent_samples)
             drawn = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "seed": 4, "max_tokens": 2000, "stop": ("x",)}
-            call = session.call(Asked(ASKED, **drawn))
+            call = session.call(SessionRequest(ASKED, **drawn))
             (said,) = await call.answers
             sampling = said.request.sampling
             chosen = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens)
@@ -308,13 +308,13 @@ def test_a_session_that_has_ended_answers_nothing_and_breaks_off_what_it_was_ask
             return ""
 
         session = a_session(ScriptedEngine(lambda prompt: never()))
-        call = session.call(Asked(ASKED))
+        call = session.call(SessionRequest(ASKED))
         await settle()
         session.close()
         with pytest.raises(asyncio.CancelledError):
             await call.answers
         with pytest.raises(SessionClosed):
-            session.call(Asked(ASKED), retried=True)
+            session.call(SessionRequest(ASKED), retried=True)
         assert session.branches() == []
 
     asyncio.run(talk())
@@ -379,7 +379,7 @@ def test_whatever_agents_do_each_sampled_token_is_trained_once_as_it_was_sampled
             elif step == "summary":
                 messages = [{"role": "user", "content": f"Summary of {len(messages)} messages."}]
             elif step == "lost":
-                await session.call(Asked(copy.deepcopy(messages), [ADD])).answers
+                await session.call(SessionRequest(copy.deepcopy(messages), [ADD])).answers
                 continue
             elif step == "parallel":
                 await asyncio.gather(*(ask(session, draw.choice(past)) for _ in range(3)))
@@ -398,9 +398,9 @@ def test_whatever_agents_do_each_sampled_token_is_trained_once_as_it_was_sampled
 
 
 def test_calls_are_answered_in_the_order_of_their_samples() -> None:
-    async def talk() -> Call:
+    async def talk() -> AgentRequest:
         session = a_session(ScriptedEngine(lambda prompt: ANSWER))
-        call = session.call(Asked(ASKED, n=3))
+        call = session.call(SessionRequest(ASKED, n=3))
         await call.answers
         return call
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from tandem.sandbox.proxies import AnsweringEnd, AskingEnd, Remote, SolutionError
+from tandem.sandbox.proxies import AnsweringEnd, AskingEnd, RemoteObject, SolutionError
 from tandem.sandbox.wire import pack, receive, send, unpack
 
 
@@ -114,7 +114,7 @@ class Hostile:
 def test_an_object_is_not_told_what_it_is_compared_with() -> None:
     def use(end: AskingEnd) -> None:
         thing = end.ask("name", "thing")
-        assert isinstance(thing, Remote) and thing is end.ask("name", "thing")
+        assert isinstance(thing, RemoteObject) and thing is end.ask("name", "thing")
         assert thing != 42 and [thing] != [42] and [thing] != [42] and 42 not in thing
         for operate in (lambda: thing < 42, lambda: thing - 42, lambda: 42 - thing, lambda: sum([thing])):
             with pytest.raises(TypeError):

@@ -20,7 +20,7 @@ from tandem.config.load import dump_config
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
 from tandem.simulation import table
-from tandem.simulation.decoding import Answers, Decoding
+from tandem.simulation.decoding import Decoding, SimulatedAnswers
 from tandem.simulation.lengths import LognormalLengths
 from tandem.simulation.measured import measure
 from tandem.simulation.options import Options, count_steps, setup_of
@@ -188,7 +188,7 @@ def test_decoding_is_that_of_token_by_token(places: int, padded: bool) -> None:
     random, speed = Random(1), EngineSpeed(0.01, 1e-3, 1e-5, 1e-4)
     rows = [(random.randint(1, 90), random.randint(0, 50)) for _ in range(20)]
     decoding = Decoding(speed, places, padded)
-    answers = [Answers(number, prompt, [float(length)]) for number, (length, prompt) in enumerate(rows)]
+    answers = [SimulatedAnswers(number, prompt, [float(length)]) for number, (length, prompt) in enumerate(rows)]
     for one in answers:
         decoding.add(one)
     first = decoding.next_event(1)
@@ -219,7 +219,7 @@ def test_lengths_have_the_mean_that_was_asked_for(mean: float, sigma: float, lon
 
 def test_versions_of_tokens() -> None:
     """A row of 100 tokens that a publish meets after 30: 30 of version 0, 70 of version 1."""
-    decoding, one = Decoding(EngineSpeed(1.0), 4), Answers(0, 0, [100.0])
+    decoding, one = Decoding(EngineSpeed(1.0), 4), SimulatedAnswers(0, 0, [100.0])
     decoding.add(one)
     decoding.run(30.0)
     decoding.publish(1)
@@ -261,7 +261,7 @@ def recorded(run: Path, steps: int = 8, k: int = 0, replaced: Sequence[int] = ()
         for share in ((0, 1, 2), (3, 4, 5)):
             decoding = Decoding(SPEED, 10_000, padded=True)
             for number in share:
-                decoding.add(Answers(number, prompts[number], lengths[number]))
+                decoding.add(SimulatedAnswers(number, prompts[number], lengths[number]))
             decoding.run(1e9)
             ends |= {one.number: one.ended_at for one in decoding.done}
         rows = [(number, length) for number in range(6) for length in lengths[number]]

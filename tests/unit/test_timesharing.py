@@ -17,7 +17,7 @@ from tandem.config.generation import (
 from tandem.controller.assembly import turns_of
 from tandem.controller.groups import WorkerGroup
 from tandem.controller.pools import ResourcePool, Role
-from tandem.controller.timesharing import Phase, TimeSharing, Turns
+from tandem.controller.timesharing import DeviceTurns, Phase, TimeSharing
 from tandem.planning.roles import _ELSEWHERE, Stage
 from tandem.workers.host import Worker
 from tandem.workers.registration import Dispatch, register
@@ -53,7 +53,7 @@ def shared_devices(written: list[str], *models: str, engine: frozenset[Phase] = 
     """`models`: those that take turns; `engine`: the phases in which it sleeps."""
     ranks = InlineCluster().spawn(ResourcePool("main", (1,)))
     rollout = WorkerGroup(ranks, "rollout", Diary, written)
-    turns = Turns(engine, **{name: WorkerGroup(ranks, name, Diary, written) for name in models})
+    turns = DeviceTurns(engine, **{name: WorkerGroup(ranks, name, Diary, written) for name in models})
     turns.make_room()
     assert written == [f"{name} leaves" for name in ORDER if name in models]
     devices = TimeSharing(rollout, lambda version: written.append(f"weights {version}"), turns)
@@ -216,7 +216,7 @@ def test_who_takes_turns_follows_from_who_shares_devices(
     turns = turns_of(generation, placed, models, whole)
     found = [getattr(turns, name) for name in ORDER if getattr(turns, name)]
     assert {*turns.engine, *found} == {*wanted.split()}
-    assert {turns_of(generation, placed, {}, whole), turns_of(VLLM, placed, {})} == {Turns()}
+    assert {turns_of(generation, placed, {}, whole), turns_of(VLLM, placed, {})} == {DeviceTurns()}
 
 
 def test_a_gpu_is_shared_by_how_long_models_stay_on_it() -> None:

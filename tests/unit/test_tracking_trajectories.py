@@ -8,7 +8,7 @@ import pytest
 from tandem.batching.packing import to_batch
 from tandem.errors import UserError
 from tandem.tracking.trajectories import (
-    Kept,
+    FolderLimit,
     largest_file_bytes,
     read_groups,
     read_trajectories,
@@ -186,26 +186,26 @@ def test_the_newest_files_stay_and_those_of_other_names(tmp_path, step):
     own.parent.mkdir()
     own.touch()
     for number in (1, 2, 3):
-        write_trajectories(trajectories_path(tmp_path, number), number, *step, Kept(files=2))
+        write_trajectories(trajectories_path(tmp_path, number), number, *step, FolderLimit(files=2))
     assert {path.name for path in own.parent.iterdir()} == {own.name, "step_000002.parquet", "step_000003.parquet"}
 
 
 def test_the_oldest_files_go_where_all_are_larger_than_the_bound(tmp_path, step):
     folder = trajectories_path(tmp_path, 1).parent
 
-    def write(number: int, kept: Kept) -> set[str]:
+    def write(number: int, kept: FolderLimit) -> set[str]:
         write_trajectories(trajectories_path(tmp_path, number), number, *step, kept)
         return {path.name for path in folder.iterdir()}
 
-    assert write(9, Kept()) == {"step_000009.parquet"}
+    assert write(9, FolderLimit()) == {"step_000009.parquet"}
     size = (folder / "step_000009.parquet").stat().st_size
-    two = Kept(gib=2.5 * size / 2**30)
+    two = FolderLimit(gib=2.5 * size / 2**30)
     later = {"step_000009.parquet"}
     assert write(1, two) == later | {"step_000001.parquet"}, "what a run that went back has left does not count"
     assert write(2, two) == later | {"step_000001.parquet", "step_000002.parquet"}
     assert write(3, two) == later | {"step_000002.parquet", "step_000003.parquet"}
-    assert write(4, Kept(files=1, gib=1.0)) == later | {"step_000004.parquet"}
-    assert write(5, Kept(gib=0.5 * size / 2**30)) == later | {"step_000005.parquet"}, "the newest one stays"
+    assert write(4, FolderLimit(files=1, gib=1.0)) == later | {"step_000004.parquet"}
+    assert write(5, FolderLimit(gib=0.5 * size / 2**30)) == later | {"step_000005.parquet"}, "the newest one stays"
 
 
 def test_a_file_is_as_large_as_is_told(tmp_path):

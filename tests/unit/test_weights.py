@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tandem.errors import EngineError
 from tandem.weights.base import Bucket, Directory, Part
-from tandem.weights.delta import Delta
+from tandem.weights.delta import DeltaCache
 from tandem.weights.disk import DiskSync
 from tandem.weights.shared_memory import SharedMemorySync, attach, fingerprint
 
@@ -124,7 +124,7 @@ def test_a_directory_holds_the_last_publish_alone() -> None:
 
 
 def test_what_changed_is_enough_and_little() -> None:
-    sent, held = Delta(), Delta()
+    sent, held = DeltaCache(), DeltaCache()
     moved: list[int] = []
 
     def send(message: Tensor) -> Tensor:
@@ -143,11 +143,11 @@ def test_what_changed_is_enough_and_little() -> None:
         assert moved[-1] <= 0.04 * moved[-2]
         assert torch.equal(send(message * 2), message * 2)
         assert moved[-1] == message.nbytes, "all of it where that is shorter"
-        sent, held = Delta(), Delta()
+        sent, held = DeltaCache(), DeltaCache()
 
 
 def test_a_copy_that_differs_from_the_other_ends_is_noticed() -> None:
-    sent, held, arrived = Delta(), Delta(), torch.zeros(4000, dtype=torch.uint8)
+    sent, held, arrived = DeltaCache(), DeltaCache(), torch.zeros(4000, dtype=torch.uint8)
     held.decode(0, sent.encode(0, torch.zeros(4000, dtype=torch.uint8), 4).clone(), arrived, 4)
     changed = torch.zeros(4000, dtype=torch.uint8)
     changed[7] = 1

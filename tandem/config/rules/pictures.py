@@ -45,8 +45,10 @@ def _find_training_mistakes(config: ModelsConfig, family: str, not_yet: str) -> 
 def _find_rank_mistakes(config: ModelsConfig, not_yet: str) -> Iterator[str]:
     """Ranks that share a tower's weights encode together, and this one takes a picture a call. Adapters leave it be."""
     model = config.model
-    learns: dict[RoleName, bool] = {"actor": not model.lora, "critic": has_critic(config) and not model.critic_lora}
-    for role in (role for role, whole in learns.items() if whole):
+    whole: list[RoleName] = [] if model.lora else ["actor"]
+    if has_critic(config) and not model.critic_lora:
+        whole.append("critic")
+    for role in whole:
         if (ranks := sum(config.nodes_of(role))) > 1:
             yield (
                 f"model.vision_tower: train on {ranks} ranks ({role}): {not_yet}, for its tower takes one picture at a "

@@ -14,8 +14,8 @@ from transformers import PreTrainedConfig
 
 from tandem.errors import EngineError
 from tandem.models.attention.choice import kernel_for
-from tandem.models.attention.kernels import Flash, Reference
-from tandem.models.attention.pieces import Call, Piece, attend, gathered, shared_prefixes
+from tandem.models.attention.kernels import Flash, ReferenceKernel
+from tandem.models.attention.pieces import KernelCall, Piece, attend, gathered, shared_prefixes
 
 LARGEST = 10.0
 """By what factor of rounding a kernel may be off: right ones are by 1 to 3, mistaken ones by 50 and more."""
@@ -23,7 +23,7 @@ _OFFSETS = np.array([0, 150, 151, 152, 285, 352, 353, 493])
 _PREFIXES = np.array([-1, -1, 0, 0, 0, 1, 1])
 """A long prompt and one of a token; answers of 1, 133 and 67 tokens to the first, of 1 and 140 to the second."""
 
-Kernel = Callable[[Piece, torch.device], Call]
+Kernel = Callable[[Piece, torch.device], KernelCall]
 
 
 def check_attention(config: PreTrainedConfig, device: torch.device, dtype: torch.dtype) -> None:
@@ -80,8 +80,8 @@ def error_of(
     worst = 0.0
     for window in windows:
         pieces = shared_prefixes(_OFFSETS, _PREFIXES) if window is None else gathered(_OFFSETS, _PREFIXES, window)
-        exact = _run(Reference, pieces, [x.double() for x in drawn], sinks.double())
-        rounded, found = (_run(by, pieces, drawn, sinks) for by in (Reference, kernel))
+        exact = _run(ReferenceKernel, pieces, [x.double() for x in drawn], sinks.double())
+        rounded, found = (_run(by, pieces, drawn, sinks) for by in (ReferenceKernel, kernel))
         for e, r, f in zip(exact, rounded, found, strict=True):
             off, rounding = (float((x.double() - e).norm()) for x in (f, r))
             worst = max(worst, off / max(rounding, 1e-9 * float(e.norm())) if off == off else float("inf"))

@@ -8,7 +8,7 @@ import torch
 
 from tandem.errors import EngineError
 from tandem.models.attention.kernels import Flash
-from tandem.models.attention.pieces import Call, Piece
+from tandem.models.attention.pieces import KernelCall, Piece
 from tandem.models.attention.rectangles import Cpu, Plain
 
 _LOG = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ _LONGEST = 4096
 
 def kernel_for(
     device: torch.device, dtype: torch.dtype, head_dim: int, cap: float | None, longest: int
-) -> Callable[[Piece, torch.device], Call]:
+) -> Callable[[Piece, torch.device], KernelCall]:
     """EngineError where no flash kernel of a GPU knows what is asked for, and a row is too long for `Plain`."""
     reason = _against_flash(device, dtype, head_dim, cap)
     if reason is None:

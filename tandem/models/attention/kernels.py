@@ -60,7 +60,7 @@ class Flash:
         return (at, gradients[0]), (seen, gradients[1]), (seen, gradients[2])
 
 
-class Reference:
+class ReferenceKernel:
     """Scores and sums in float32 at least."""
 
     def __init__(self, piece: Piece, device: torch.device) -> None:

@@ -69,7 +69,7 @@ Part = tuple["slice | Tensor", Tensor]
 """Tokens, as a slice or as int64 places, and what is to be added to their gradient."""
 
 
-class Call(Protocol):
+class KernelCall(Protocol):
     """A piece as one kernel computes it."""
 
     queries: slice | Tensor
@@ -89,7 +89,13 @@ class Call(Protocol):
 class _Attend(Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, calls: Sequence[Call], scale: float
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None,
+        calls: Sequence[KernelCall],
+        scale: float,
     ) -> Tensor:
         first, *others = calls
         output, lse = first.forward(query, key, value, scale)
@@ -120,7 +126,7 @@ class _Attend(Function):
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, calls: Sequence[Call], scale: float, sinks: Tensor | None = None
+    query: Tensor, key: Tensor, value: Tensor, calls: Sequence[KernelCall], scale: float, sinks: Tensor | None = None
 ) -> Tensor:
     """Attention over the union of the calls' pieces, of which the first has all queries."""
     output: Any = _Attend.apply(query, key, value, sinks, calls, scale)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tandem.models.attention.choice import kernel_for
-from tandem.models.attention.pieces import Call, Piece, Scoring, attend, gathered, shared_prefixes, tokens_before
+from tandem.models.attention.pieces import KernelCall, Piece, Scoring, attend, gathered, shared_prefixes, tokens_before
 from tandem.models.attention.rectangles import Cpu
 from tandem.types import IntArray
 
@@ -35,7 +35,7 @@ class PackedRows:
         self.positions = torch.from_numpy(positions[int(offsets[computed]) :]).to(device)
         """int64 `[N]`: how many tokens each sees before itself."""
         self._longest = int((self._before + lengths)[computed:].max())
-        self._calls: dict[_Kind, list[Call]] = {}
+        self._calls: dict[_Kind, list[KernelCall]] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         window = scoring.window if scoring.window is not None and scoring.window < self._longest else None
@@ -51,7 +51,7 @@ class PackedRows:
             output = attend(q, k, v, calls, scoring.scale, scoring.sinks)
         return output[None, ..., :of_values]
 
-    def _for(self, kind: "_Kind") -> list[Call]:
+    def _for(self, kind: "_Kind") -> list[KernelCall]:
         if kind not in self._calls:
             kernel = kernel_for(kind.device, kind.dtype, kind.head_dim, kind.cap, self._longest)
             self._calls[kind] = [kernel(piece, kind.device) for piece in self._pieces(kind)]

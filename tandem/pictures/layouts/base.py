@@ -17,7 +17,7 @@ BICUBIC = 3
 """Pillow's number, which processors' files hold."""
 
 
-class Shape(NamedTuple):
+class TokenGrid(NamedTuple):
     """How many tokens a picture takes, and in which order."""
 
     grid: tuple[int, int]
@@ -53,7 +53,7 @@ class Layout(Protocol):
         can have no size that the model sees."""
         ...
 
-    def shape(self, height: int, width: int) -> Shape:
+    def shape(self, height: int, width: int) -> TokenGrid:
         """Of what is stored."""
         ...
 

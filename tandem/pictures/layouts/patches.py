@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tandem.errors import UserError
-from tandem.pictures.layouts.base import Layout, ModelFiles, Shape, resize
+from tandem.pictures.layouts.base import Layout, ModelFiles, TokenGrid, resize
 from tandem.pictures.sizes import enlarged, resized, token_grid
 from tandem.pictures.store import Pixels
 from tandem.types import IntArray
@@ -53,8 +53,8 @@ class Patches:
         height, width = resized(*size, self.factor, self.min_pixels, self.max_pixels)
         return np.array(resize(image, height, width))
 
-    def shape(self, height: int, width: int) -> Shape:
-        return Shape(token_grid(height, width, self.factor))
+    def shape(self, height: int, width: int) -> TokenGrid:
+        return TokenGrid(token_grid(height, width, self.factor))
 
     def tokens(self, grid: tuple[int, int], tiles: tuple[int, int]) -> IntArray:
         return np.full(grid[0] * grid[1], self.placeholder, np.int32)

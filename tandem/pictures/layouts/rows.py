@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tandem.pictures.layouts.base import BICUBIC, Layout, ModelFiles, Shape, one_size_only, resize
+from tandem.pictures.layouts.base import BICUBIC, Layout, ModelFiles, TokenGrid, one_size_only, resize
 from tandem.pictures.store import Pixels
 from tandem.types import IntArray
 
@@ -20,7 +20,7 @@ _PATCH = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowBreakLayout:
     """`[IMG]` for each token of a row, `[IMG_BREAK]` after each row but the last, `[IMG_END]` after that."""
 
     files: ModelFiles
@@ -51,8 +51,8 @@ class Rows:
             raise ValueError(f"{image.width} x {image.height} pixels leave no pixel of one side within {self.longest}")
         return np.array(resize(image, rows * self.factor, columns * self.factor, self.resample))
 
-    def shape(self, height: int, width: int) -> Shape:
-        return Shape((height // self.factor, width // self.factor))
+    def shape(self, height: int, width: int) -> TokenGrid:
+        return TokenGrid((height // self.factor, width // self.factor))
 
     def tokens(self, grid: tuple[int, int], tiles: tuple[int, int]) -> IntArray:
         rows, columns = grid
@@ -76,4 +76,4 @@ def mistral3(files: ModelFiles) -> Layout:
         files.refuse(f"{told}, which the tower of config.json does not take; take both files of one model")
     row_end, picture_end = files.token("[IMG_BREAK]"), files.token("[IMG_END]")
     resample = files.processor.get("resample", BICUBIC)
-    return Rows(files, patch * merge, longest, resample, row_end, picture_end)
+    return RowBreakLayout(files, patch * merge, longest, resample, row_end, picture_end)

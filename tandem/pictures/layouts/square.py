@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tandem.pictures.layouts.base import BICUBIC, Layout, ModelFiles, Shape, one_size_only, resize
+from tandem.pictures.layouts.base import BICUBIC, Layout, ModelFiles, TokenGrid, one_size_only, resize
 from tandem.pictures.store import Pixels
 from tandem.types import IntArray
 
@@ -51,8 +51,8 @@ class Square:
         pixels = np.array(resize(image, height, width, self.resample))
         return pixels[top : top + self.side, left : left + self.side]
 
-    def shape(self, height: int, width: int) -> Shape:
-        return Shape(self.grid)
+    def shape(self, height: int, width: int) -> TokenGrid:
+        return TokenGrid(self.grid)
 
     def tokens(self, grid: tuple[int, int], tiles: tuple[int, int]) -> IntArray:
         return np.full(grid[0] * grid[1], self.files.placeholder, np.int32)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tandem.pictures.layouts.base import BICUBIC, Layout, ModelFiles, Shape, one_size_only, resize
+from tandem.pictures.layouts.base import BICUBIC, Layout, ModelFiles, TokenGrid, one_size_only, resize
 from tandem.pictures.store import Pixels
 from tandem.types import IntArray
 
@@ -53,11 +53,11 @@ class Tiles:
         below[:, : self.side] = np.asarray(small)
         return np.concatenate((pixels, below))
 
-    def shape(self, height: int, width: int) -> Shape:
+    def shape(self, height: int, width: int) -> TokenGrid:
         down, across = height // self.side, width // self.side
         if (down, across) == (1, 1):
-            return Shape((self.rows, self.rows))
-        return Shape((self.rows * ((down - 1) * across + 1), self.rows), (down - 1, across))
+            return TokenGrid((self.rows, self.rows))
+        return TokenGrid((self.rows * ((down - 1) * across + 1), self.rows), (down - 1, across))
 
     def tokens(self, grid: tuple[int, int], tiles: tuple[int, int]) -> IntArray:
         """`grid` is that of the tiles one below the other."""

@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from tandem.config.ecosystem import HostedConfig
-from tandem.rollout.environments.adapters.base import Episode, Library, Refused
+from tandem.rollout.environments.adapters.base import EnvironmentRefused, Episode, Library
 from tandem.signals import leave_stopping_to_the_controller
 
 LENGTH = struct.Struct("!I")
@@ -109,7 +109,7 @@ def _answer(host: Host, message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _told(error: BaseException) -> str:
-    return str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, EnvironmentRefused) else f"{type(error).__name__}: {error}"
 
 
 def _read(stream: Any) -> Any:

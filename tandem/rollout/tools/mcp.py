@@ -15,7 +15,7 @@ from tandem.errors import UserError
 from tandem.rollout.environment import EnvironmentFailed, ToolSchema
 from tandem.rollout.pictures import Content, appended
 from tandem.rollout.tools.base import CallLimits, ToolError, ToolResult, ToolSession
-from tandem.rollout.tools.mcp_connection import Connection, ConnectionEnded, RequestRefused
+from tandem.rollout.tools.mcp_connection import ConnectionEnded, McpConnection, RequestRefused
 from tandem.rollout.tools.mcp_servers import McpServer
 from tandem.types import Prompt
 
@@ -43,7 +43,7 @@ class McpTools:
 
     async def open(self) -> None:
         """Connect, and list the tools. Raises UserError."""
-        connection = Connection(self._server)
+        connection = McpConnection(self._server)
         try:
             self._schemas = wanted_schemas(await self._listed(connection), self._server)
         except UserError:
@@ -74,7 +74,7 @@ class McpTools:
                 raise ToolError(text_of(result))
             return ToolResult(content_of(result))
 
-    async def _listed(self, connection: Connection) -> list[mcp_types.Tool]:
+    async def _listed(self, connection: McpConnection) -> list[mcp_types.Tool]:
         try:
             await connection.open(self._server.connect_timeout_s)
             async with asyncio.timeout(self._server.connect_timeout_s):
@@ -93,7 +93,9 @@ class McpTools:
         self._next_send = send + 1 / self._server.calls_per_s
         await asyncio.sleep(send - now)
 
-    async def _send(self, connection: Connection, name: str, arguments: Mapping[str, Any]) -> mcp_types.CallToolResult:
+    async def _send(
+        self, connection: McpConnection, name: str, arguments: Mapping[str, Any]
+    ) -> mcp_types.CallToolResult:
         """What the server says. Whatever fails, the call may have run: nobody sends it again."""
         try:
             async with self._limits.sent(), asyncio.timeout(self._own_timeout_s):
@@ -133,11 +135,11 @@ class _Line:
     def __init__(self, server: McpServer, *, renewed: bool = True) -> None:
         """`renewed`: one that ended is replaced by another. Else what it ended with is lost, and so is the world."""
         self.renewed = renewed
-        self.connection: Connection | None = None
+        self.connection: McpConnection | None = None
         self._server = server
-        self._connecting: asyncio.Task[Connection] | None = None
+        self._connecting: asyncio.Task[McpConnection] | None = None
 
-    async def ready(self) -> Connection:
+    async def ready(self) -> McpConnection:
         """A connection that is usable. Raises EnvironmentFailed where there is none in time; all who wait for it learn
         it at once."""
         if self.connection is not None and self.connection.usable:
@@ -154,7 +156,7 @@ class _Line:
         if self.connection is not None:
             await self.connection.close()
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> McpConnection:
         before = self.connection
         if before is not None:
             if before.in_doubt and await before.answers():
@@ -165,12 +167,12 @@ class _Line:
         self.connection = await self._reach()
         return self.connection
 
-    async def _reach(self) -> Connection:
+    async def _reach(self) -> McpConnection:
         """A new connection; tries until `connect_timeout_s` is over, since the server may be starting again."""
         now = asyncio.get_running_loop().time
         end = now() + self._server.connect_timeout_s
         while True:
-            connection = Connection(self._server)
+            connection = McpConnection(self._server)
             try:
                 await connection.open(max(end - now(), _PAUSE_S))
                 return connection

@@ -44,7 +44,7 @@ class RequestRefused(Exception):
     """The server answered, but with an error of the protocol, or with what is no answer; the message says so."""
 
 
-class Connection:
+class McpConnection:
     """Open it once, then any number of requests at once, from any task, then close it."""
 
     def __init__(self, server: McpServer) -> None:

@@ -8,7 +8,7 @@ from tandem.types import Message, Prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class UserTurn:
     """What the user says to an answer of the policy."""
 
     text: str | None
@@ -23,7 +23,7 @@ class User(Protocol):
     async def start(self, prompt: Prompt) -> None:
         """Before the policy's first turn; the prompt is what the user has said."""
 
-    async def reply(self, messages: Sequence[Message]) -> Said:
+    async def reply(self, messages: Sequence[Message]) -> UserTurn:
         """To the last of `messages`, an answer of the policy without calls of tools; the prompt's come first."""
         ...
 

@@ -8,7 +8,7 @@ from tandem.config.conversation import ModelUserConfig
 from tandem.errors import UserError
 from tandem.pictures.sources import in_words
 from tandem.rollout.environment import EnvironmentFailed
-from tandem.rollout.users.base import Said, User
+from tandem.rollout.users.base import User, UserTurn
 from tandem.types import Message, Prompt
 
 _ATTEMPTS = 2
@@ -58,14 +58,14 @@ class _ModelUser:
                 f"data row {prompt.index}: conversation.environment.user.instructions cannot be filled in: {error!r}"
             ) from None
 
-    async def reply(self, messages: Sequence[Message]) -> Said:
+    async def reply(self, messages: Sequence[Message]) -> UserTurn:
         config = self._users.config
         asked: Any = [{"role": "system", "content": self._instructions}, *_seen_by_the_user(messages)]
         answer = await self._users.client.chat.completions.create(
             model=config.model, messages=asked, temperature=config.temperature, max_tokens=config.max_tokens
         )
         text = answer.choices[0].message.content or ""
-        return Said(None if config.ends_with in text else text)
+        return UserTurn(None if config.ends_with in text else text)
 
     async def close(self) -> float | None:
         return None

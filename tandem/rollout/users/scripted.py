@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tandem.config.conversation import ScriptedUserConfig
 from tandem.rollout.environment import EnvironmentFailed
-from tandem.rollout.users.base import Said, User
+from tandem.rollout.users.base import User, UserTurn
 from tandem.types import Message, Prompt
 
 
@@ -36,8 +36,8 @@ class _ScriptedUser:
             )
         self._words = list(words)
 
-    async def reply(self, messages: Sequence[Message]) -> Said:
-        return Said(self._words.pop(0) if self._words else None)
+    async def reply(self, messages: Sequence[Message]) -> UserTurn:
+        return UserTurn(self._words.pop(0) if self._words else None)
 
     async def close(self) -> float | None:
         return None

@@ -18,7 +18,7 @@ from tandem.config.conversation import VerlUserConfig
 from tandem.errors import UserError
 from tandem.files import load_named
 from tandem.rollout.environment import EnvironmentFailed
-from tandem.rollout.users.base import Said, User
+from tandem.rollout.users.base import User, UserTurn
 from tandem.rollout.users_code import call, exceptions_only
 from tandem.stored import DamagedFile, read_yaml
 from tandem.types import Message, Prompt
@@ -83,12 +83,12 @@ class _VerlUser:
         self._arguments = {key: value for key, value in given.items() if key != "name"}
         self._instance = str(await self._run("start_interaction", uuid4().hex))
 
-    async def reply(self, messages: Sequence[Message]) -> Said:
+    async def reply(self, messages: Sequence[Message]) -> UserTurn:
         result = await self._run("generate_response", self._instance, list(messages))
         if not isinstance(result, tuple) or len(result) != 4:
             raise EnvironmentFailed(f"generate_response returned {result!r:.200}, not (terminate, text, score, extra)")
         terminates, text, score, _ = result
-        return Said(None if terminates else str(text), None if score is None else float(score))
+        return UserTurn(None if terminates else str(text), None if score is None else float(score))
 
     async def close(self) -> float | None:
         if self._interaction is not None:

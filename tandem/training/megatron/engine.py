@@ -37,7 +37,7 @@ from tandem.training.megatron.fixes import keep_the_padding_of_buckets, mend
 from tandem.training.megatron.model import Bridged, Stage
 from tandem.training.megatron.optimizer import ShardedAdamW
 from tandem.training.megatron.routers import expert_load
-from tandem.training.megatron.rows import Plan, Rows, lay_out
+from tandem.training.megatron.rows import PackedSeqPlan, RankRows, lay_out
 from tandem.training.megatron.vocabulary import TokenStatistics
 from tandem.types import MicroBatch, Outputs, TokenColumns, TokenLoss
 
@@ -170,7 +170,7 @@ class MegatronEngine:
         )
         return results[: len(micro_batches)]
 
-    def _instruct_routers(self, plans: Sequence[Plan]) -> None:
+    def _instruct_routers(self, plans: Sequence[PackedSeqPlan]) -> None:
         """Their losses are means over the real tokens of a pass."""
         tokens = torch.stack([(~plan.padding).sum() for plan in plans]).sum()
         dist.all_reduce(tokens, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
@@ -193,7 +193,7 @@ class MegatronEngine:
         return -(-int(most) // unit) * unit
 
     def _forward_step(
-        self, loss: TokenLoss[Tensor] | None, rows: Iterator[tuple[MicroBatch | None, Rows]], model: Any
+        self, loss: TokenLoss[Tensor] | None, rows: Iterator[tuple[MicroBatch | None, RankRows]], model: Any
     ) -> tuple[Tensor, Any]:
         """One stage's part of one pass, and what the last one does with its hidden states."""
         micro_batch, here = next(rows)
@@ -201,7 +201,7 @@ class MegatronEngine:
         return hidden, partial(self._finish, micro_batch, here, loss)
 
     def _finish(
-        self, micro_batch: MicroBatch | None, here: Rows, loss: TokenLoss[Tensor] | None, hidden: Tensor
+        self, micro_batch: MicroBatch | None, here: RankRows, loss: TokenLoss[Tensor] | None, hidden: Tensor
     ) -> tuple[Tensor, Tensor, LossResult | None]:
         """The loss to go backwards from, no number of tokens to divide it by, and the result."""
         nothing, one = hidden.sum() * 0, torch.ones((), dtype=torch.int)
@@ -217,7 +217,7 @@ class MegatronEngine:
         )
         return value + nothing, one, LossResult.of([(value, metrics)], detached)
 
-    def _score(self, here: Rows, hidden: Tensor) -> Outputs[Tensor]:
+    def _score(self, here: RankRows, hidden: Tensor) -> Outputs[Tensor]:
         """`hidden`: of the tokens scored here. The answer is of all targets, on every context-parallel rank."""
         stage = self._stages[-1]
         if self._bridged.value_head:
@@ -239,7 +239,7 @@ class MegatronEngine:
         group = parallel_state.get_tensor_model_parallel_group()
         return TokenStatistics.apply(logits_CV.float() / self._temperature, targets_C, first, group)  # pyright: ignore
 
-    def _joined(self, here: Rows, own: Tensor) -> Tensor:
+    def _joined(self, here: RankRows, own: Tensor) -> Tensor:
         """All context-parallel ranks' parts; each rank's gradient goes on through its own."""
         whole_S = own.new_zeros(len(here.targets)).index_copy(0, here.order, own)
         return reduce_from_tensor_model_parallel_region(whole_S, group=parallel_state.get_context_parallel_group())

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tandem.models.attention import Scoring
 from tandem.training.megatron.routers import Router
-from tandem.training.megatron.rows import Plan
+from tandem.training.megatron.rows import PackedSeqPlan
 
 FUSED = find_spec("transformer_engine") is not None
 """TransformerEngine is there, with the fused layers of GPUs."""
@@ -82,7 +82,14 @@ class PackedAttention(MegatronModule):
         self._group = pg_collection.cp
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, *, packed_seq_params: Plan, **_: Any
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: None,
+        *,
+        packed_seq_params: PackedSeqPlan,
+        **_: Any,
     ) -> Tensor:
         """`[tokens, heads, head_dim]` each -> `[tokens, heads * head_dim]`."""
         plan = packed_seq_params

@@ -16,13 +16,13 @@ from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
-from tandem.training.megatron.rows import Plan
+from tandem.training.megatron.rows import PackedSeqPlan
 
 
 class Router(TopKRouter):
     """The routing of one layer."""
 
-    plan: Plan
+    plan: PackedSeqPlan
     """The routing of the pass under way."""
 
     def __init__(self, config: Any, pg_collection: Any = None) -> None:

@@ -22,7 +22,7 @@ from tandem.types import BoolArray, IntArray, MicroBatch
 
 
 @dataclass
-class Plan(PackedSeqParams):
+class PackedSeqPlan(PackedSeqParams):
     """The rows of a pass, for TransformerEngine's attention and for the local one."""
 
     rows: PackedRows | None = None
@@ -40,12 +40,12 @@ class Plan(PackedSeqParams):
 
 
 @dataclass(slots=True)
-class Rows:
+class RankRows:
     """What one rank computes on in one pass."""
 
     token_ids: Tensor
     """int64 `[1, tokens of this rank]`."""
-    plan: Plan
+    plan: PackedSeqPlan
     scored: Tensor
     """Which of the rank's tokens predict the targets that it scores."""
     order: Tensor
@@ -54,7 +54,7 @@ class Rows:
     """int64 `[S]`: all of the micro-batch."""
 
 
-def lay_out(micro_batch: MicroBatch | None, group: ProcessGroup, multiple: int, device: torch.device) -> Rows:
+def lay_out(micro_batch: MicroBatch | None, group: ProcessGroup, multiple: int, device: torch.device) -> RankRows:
     """The rows of a pass on this rank of `group`, the context-parallel one. None: one row of padding.
 
     `multiple`: what a rank's number of tokens must be divisible by.
@@ -89,7 +89,7 @@ def lay_out(micro_batch: MicroBatch | None, group: ProcessGroup, multiple: int, 
         experts = np.tile(np.arange(top_k), (size, layers, 1))  # padding takes any
         experts[place_of_token] = whole.experts
         plan.experts = tensor(experts[held])
-    return Rows(
+    return RankRows(
         token_ids=tensor(token_ids[held])[None],
         plan=plan,
         scored=tensor(scored_here[order]),
@@ -167,10 +167,10 @@ def _held(offsets: IntArray, chunks: int, rank: int) -> IntArray:
     return np.concatenate([cut[[rank, chunks - 1 - rank]].ravel() for cut in cuts])
 
 
-def _plan(offsets: IntArray, held: IntArray, gathered: IntArray, device: torch.device) -> Plan:
+def _plan(offsets: IntArray, held: IntArray, gathered: IntArray, device: torch.device) -> PackedSeqPlan:
     cumulated = torch.from_numpy(offsets.astype(np.int32)).to(device)
     longest = int(np.diff(offsets).max())
-    return Plan(
+    return PackedSeqPlan(
         qkv_format="thd",
         cu_seqlens_q=cumulated,
         cu_seqlens_kv=cumulated,

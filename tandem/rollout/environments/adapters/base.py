@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 
-class Refused(Exception):
+class EnvironmentRefused(Exception):
     """What the configuration names cannot be used; the message says why, to the user."""
 
 
@@ -52,5 +52,7 @@ class Library(Protocol):
 def as_text(observation: object, whose: str) -> str:
     """An observation that is text. Raises Refused."""
     if not isinstance(observation, str):
-        raise Refused(f"{whose} observes {type(observation).__name__}, not text; wrap it so that it says what it sees")
+        raise EnvironmentRefused(
+            f"{whose} observes {type(observation).__name__}, not text; wrap it so that it says what it sees"
+        )
     return observation

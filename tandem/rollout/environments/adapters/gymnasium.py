@@ -9,7 +9,7 @@ from gymnasium.spaces import Text
 from tandem.config.ecosystem import GymnasiumConfig
 from tandem.errors import UserError
 from tandem.files import load_named
-from tandem.rollout.environments.adapters.base import Episode, Refused, Step, as_text
+from tandem.rollout.environments.adapters.base import EnvironmentRefused, Episode, Step, as_text
 
 
 def open_library(config: GymnasiumConfig) -> "_Gymnasium":
@@ -17,10 +17,10 @@ def open_library(config: GymnasiumConfig) -> "_Gymnasium":
     library = _Gymnasium(config.environment, config.arguments)
     try:
         _close(library.make())
-    except Refused:
+    except EnvironmentRefused:
         raise
     except Exception as error:
-        raise Refused(f"{library.name} cannot be made: {type(error).__name__}: {error}") from error
+        raise EnvironmentRefused(f"{library.name} cannot be made: {type(error).__name__}: {error}") from error
     return library
 
 
@@ -37,7 +37,7 @@ class _Gymnasium:
         for what in ("observation_space", "action_space"):
             space = getattr(made, what, None)
             if space is not None and not isinstance(space, Text):
-                raise Refused(f"{self.name}: {what} is {space}, not Text; wrap it so that it speaks in text")
+                raise EnvironmentRefused(f"{self.name}: {what} is {space}, not Text; wrap it so that it speaks in text")
         return made
 
     def begin(self, seed: int, options: Mapping[str, Any]) -> Episode:
@@ -73,9 +73,9 @@ def _own_kind(reference: str) -> Any:
     try:
         kind = load_named(reference, "")
     except UserError as error:
-        raise Refused(str(error).strip()) from None
+        raise EnvironmentRefused(str(error).strip()) from None
     if not callable(kind):
-        raise Refused(f"there is no class or function {reference!r}")
+        raise EnvironmentRefused(f"there is no class or function {reference!r}")
     return kind
 
 

@@ -7,7 +7,7 @@ import reasoning_gym
 from reasoning_gym.utils import extract_answer
 
 from tandem.config.ecosystem import ReasoningGymConfig
-from tandem.rollout.environments.adapters.base import Episode, Refused, Step
+from tandem.rollout.environments.adapters.base import EnvironmentRefused, Episode, Step
 
 
 def open_library(config: ReasoningGymConfig) -> "_ReasoningGym":
@@ -16,7 +16,7 @@ def open_library(config: ReasoningGymConfig) -> "_ReasoningGym":
     try:
         library.begin(0, {})
     except Exception as error:
-        raise Refused(f"data set {config.dataset!r}: {type(error).__name__}: {error}") from error
+        raise EnvironmentRefused(f"data set {config.dataset!r}: {type(error).__name__}: {error}") from error
     return library
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import textarena
 
 from tandem.config.ecosystem import TextArenaConfig
-from tandem.rollout.environments.adapters.base import Episode, Refused, Step, as_text
+from tandem.rollout.environments.adapters.base import EnvironmentRefused, Episode, Step, as_text
 
 
 def open_library(config: TextArenaConfig) -> "_TextArena":
@@ -14,10 +14,12 @@ def open_library(config: TextArenaConfig) -> "_TextArena":
     library = _TextArena(config.environment, config.arguments)
     try:
         library.begin(0, {}).close()
-    except Refused:
+    except EnvironmentRefused:
         raise
     except (Exception, SystemExit) as error:
-        raise Refused(f"{library.name} cannot be played by one player: {type(error).__name__}: {error}") from error
+        raise EnvironmentRefused(
+            f"{library.name} cannot be played by one player: {type(error).__name__}: {error}"
+        ) from error
     return library
 
 
