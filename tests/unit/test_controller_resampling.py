@@ -17,7 +17,7 @@ from tandem.controller.rollouts import RolloutProducer
 from tandem.controller.timesharing import TimeSharing
 from tandem.errors import RewardShareExceeded, StepGivenUp
 from tandem.reward.manager import RewardManager
-from tandem.types import Prompt, Status, Trajectory
+from tandem.types import Finished, Group, Prompt, Status, Trajectory
 from tandem.workers.rollout import Advance, Ask, seeded_request
 
 REWARD = """
@@ -210,3 +210,16 @@ def test_what_failed_is_scored_again_where_a_run_goes_on(settings: TrainConfig, 
     assert [[score.value for score in group.scores] for group in groups] == [[0, 1], [1, 2], [1, 0]]
     assert [group.greedy.value for group in groups] == [7.0] * 3
     assert all(group.trajectories is finished[draw].group.trajectories for draw, group in enumerate(groups, 3))
+
+
+def test_what_a_checkpoint_has_of_a_dropped_draw_is_replaced_at_once(settings: TrainConfig) -> None:
+    """Draws 3 to 8 are admitted, and in the place of the first of them draw 9, before anything is answered."""
+    rules = RolloutRules(3, 2, total_steps=3, max_staleness=1, max_replaced=3)
+    with closing(RewardManager(settings.reward)) as reward:
+        producer = make_producer(rules, reward, ["0 1"] * 20, with_greedy=False)
+        prompt = Prompt(3, np.zeros(1, np.int32), "1 1", "test", "", {})
+        dropped = Finished(Group([answer(prompt, sample, False) for sample in range(2)], []), kept=False)
+        producer.resume(1, 3, {3: dropped})
+        producer._go_on()
+        assert producer._engines.unanswered == 6
+        assert texts(producer.take(2)) == ["0 1"] * 3 and producer.cursor == 7
