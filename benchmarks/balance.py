@@ -31,7 +31,7 @@ from tandem.controller.pools import ResourcePool
 from tandem.simulation.lengths import LognormalLengths
 from tandem.simulation.speeds import EngineSpeed, Speeds
 from tandem.simulation.virtual import VirtualCluster
-from tandem.simulation.workers import VirtualEngine, World
+from tandem.simulation.virtual_workers import VirtualEngine, World
 from tandem.workers.host import WorkerContext
 from tandem.workers.rollout import Ask, RolloutRequest
 

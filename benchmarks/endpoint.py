@@ -24,7 +24,7 @@ import numpy as np
 from command_line import parse_arguments
 from transformers import PreTrainedTokenizerFast
 
-from tandem.rollout.formats.make import make_format
+from tandem.rollout.formats.for_tokenizer import make_format
 from tandem.rollout.session import PolicyEndpoint, Rules, Session
 from tandem.serving.capture import Capture, capture_app
 from tandem.serving.server import Server, reserve

@@ -16,10 +16,10 @@ from typing import Any
 
 from command_line import parse_arguments
 
-from tandem.planning.memory import FsdpSizes, phases
+from tandem.planning.fsdp_memory import FsdpSizes, phases
 from tandem.planning.model_shape import shape_of
-from tandem.planning.trace.report import run_fake
 from tandem.planning.trace.step import FakeRun, extrapolated
+from tandem.planning.trace.trace_report import run_fake
 
 GIB = 2**30
 QWEN: dict[str, Any] = {"tie_word_embeddings": False, "max_position_embeddings": 40960}

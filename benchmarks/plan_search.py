@@ -26,10 +26,10 @@ from command_line import parse_arguments
 
 from tandem.errors import UserError
 from tandem.planning.costs import ClusterCosts, PlannedRole, Serving, parallel_layouts, parallel_memory
-from tandem.planning.decoding import DecodeCost, generation_s
+from tandem.planning.decode_cost import DecodeCost, generation_s
 from tandem.planning.hardware import Machines, parse_machines
 from tandem.planning.model_shape import ModelShape, shape_of
-from tandem.planning.search import Plan, Ranking, Way, evaluate, partitions, search
+from tandem.planning.placement_search import Plan, Ranking, Way, evaluate, partitions, search
 from tandem.planning.time import CONSTANTS, ParallelDims, StepTime, Workload
 
 SIZES = {

@@ -22,7 +22,7 @@ from typing import Any
 
 from command_line import parse_arguments
 
-from tandem.planning.decoding import DecodeCost, generation_s, steady_generation_s
+from tandem.planning.decode_cost import DecodeCost, generation_s, steady_generation_s
 from tandem.planning.hardware import CARDS
 from tandem.planning.model_shape import ModelShape, shape_of
 from tandem.planning.passes import Passes

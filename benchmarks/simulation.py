@@ -30,7 +30,7 @@ from tandem.cli import main as tandem  # noqa: E402
 from tandem.config.load import load_config  # noqa: E402
 from tandem.config.tree import TrainConfig  # noqa: E402
 from tandem.simulation.options import Options, setup_of  # noqa: E402
-from tandem.simulation.run import simulate  # noqa: E402
+from tandem.simulation.simulated_run import simulate  # noqa: E402
 from tandem.tracking.jsonl import read_metrics  # noqa: E402
 
 SPLIT = ["placement.pools={a: [1], g: [1]}", "placement.roles={rollout: g}"]

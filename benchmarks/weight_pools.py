@@ -26,7 +26,7 @@ from torch import Tensor
 
 from tandem.regions import Shard, chunk, shape_of, slices_in, whole
 from tandem.weights.bridge import Receiver, Sender, open_bridge
-from tandem.weights.schedule import Held, Layout
+from tandem.weights.transfer_schedule import Held, Layout
 
 GIB = 2**30
 BROADCAST_BYTES = 64 * 2**20

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tandem.data.dataset import RLHFDataset as RLHFDataset
     from tandem.data.learning_sampler import Outcome as Outcome
     from tandem.data.learning_sampler import RowSampler as RowSampler
-    from tandem.data.own import RowSource as RowSource
+    from tandem.data.own_rows import RowSource as RowSource
     from tandem.errors import CallbackFailed as CallbackFailed
     from tandem.errors import EngineError as EngineError
     from tandem.errors import NoRoomToAnswer as NoRoomToAnswer
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from tandem.rollout.environment import EnvironmentFailed as EnvironmentFailed
     from tandem.rollout.environment import Reply as Reply
     from tandem.rollout.environment import ToolCall as ToolCall
-    from tandem.rollout.formats.make import make_format as make_format
+    from tandem.rollout.formats.for_tokenizer import make_format as make_format
     from tandem.rollout.transcript import Transcript as Transcript
     from tandem.tracking.base import Sample as Sample
     from tandem.tracking.base import TrackedRun as TrackedRun
@@ -211,7 +211,7 @@ _EXPORTS = {
     "controller.roles": ("Actor", "Critic", "Policy", "ValueModel"),
     "data.dataset": ("RLHFDataset",),
     "data.learning_sampler": ("Outcome", "RowSampler"),
-    "data.own": ("RowSource",),
+    "data.own_rows": ("RowSource",),
     "errors": (
         "CallbackFailed",
         "EngineError",
@@ -231,7 +231,7 @@ _EXPORTS = {
     "models.loading": ("load_tokenizer",),
     "reward.manager": ("RewardManager",),
     "rollout.environment": ("Answer", "Environment", "EnvironmentFailed", "Reply", "ToolCall"),
-    "rollout.formats.make": ("make_format",),
+    "rollout.formats.for_tokenizer": ("make_format",),
     "rollout.transcript": ("Transcript",),
     "tracking.base": ("Sample", "TrackedRun", "Tracker"),
     "types": (

@@ -150,7 +150,7 @@ def evaluate(
     with _loading():
         from tandem.data.dataset import RLHFDataset
         from tandem.evaluation.summary import lines, pair_lines
-        from tandem.evaluation.table import table
+        from tandem.evaluation.summary_table import table
         from tandem.files import write_text
         from tandem.jobs.evaluation import evaluate_model
         from tandem.jobs.inputs import rows_of

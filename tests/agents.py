@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tandem.rollout.formats.make import make_format
+from tandem.rollout.formats.for_tokenizer import make_format
 from tandem.rollout.record import Node
 from tandem.rollout.session import PolicyEndpoint, Rules, Session
 from tandem.types import Branch, Completion, Request, SamplingParams, Status

@@ -3,7 +3,7 @@
 import pytest
 
 from tandem.errors import UserError
-from tandem.sandbox.make import make_sandbox
+from tandem.sandbox.build import make_sandbox
 
 
 def _refusal() -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tandem.reward.rules.code_blocks import extract_code
-from tandem.sandbox.make import make_sandbox
+from tandem.sandbox.build import make_sandbox
 from tandem.sandbox.tests import run_tests
 
 

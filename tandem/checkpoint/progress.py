@@ -22,7 +22,7 @@ class Progress:
     training: str
     """`training.type`: whose optimizer state this is."""
     best: dict[str, Any]
-    """The best value so far, as `jobs/best.py` has it."""
+    """The best value so far, as `jobs/best_checkpoint.py` has it."""
     optimizers: dict[str, str] = field(default_factory=dict)
     """Their `type` by the model's directory in a checkpoint, where it is not adamw."""
 

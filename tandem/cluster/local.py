@@ -26,10 +26,10 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
-from tandem.cluster.channel import CallRequest, CreateRequest, RankClient
 from tandem.cluster.debugger import is_open
 from tandem.cluster.events import Events, PendingCall
 from tandem.cluster.process import TELL_STACKS, ProcessSetup, keep_freed_memory, process_main
+from tandem.cluster.rank_rpc import CallRequest, CreateRequest, RankClient
 from tandem.cluster.shared_memory import Arena, SharedFile, View
 from tandem.controller.groups import EventSource, Future
 from tandem.controller.pools import ResourcePool

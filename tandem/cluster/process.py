@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection, wait
 
 import torch
 
-from tandem.cluster.channel import RankServer
 from tandem.cluster.debugger import TerminalPdb
+from tandem.cluster.rank_rpc import RankServer
 from tandem.cluster.shared_memory import Arena, SharedFile, View
 from tandem.signals import leave_stopping_to_the_controller
 from tandem.workers.host import WorkerHost

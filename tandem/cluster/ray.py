@@ -24,9 +24,9 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from tandem.cluster.channel import CallRequest, CreateRequest, RankClient
 from tandem.cluster.events import Events, PendingCall
 from tandem.cluster.process import keep_freed_memory
+from tandem.cluster.rank_rpc import CallRequest, CreateRequest, RankClient
 from tandem.cluster.ray_actor import Actor, Ends, dumps, pack, put, unpack
 from tandem.cluster.ray_connection import connect
 from tandem.cluster.shared_memory import Arena, SharedFile, View

@@ -14,8 +14,8 @@ import psutil
 import ray
 from ray import ObjectRef, cloudpickle
 
-from tandem.cluster.channel import RankServer
 from tandem.cluster.process import keep_freed_memory
+from tandem.cluster.rank_rpc import RankServer
 from tandem.cluster.shared_memory import Arena, SharedFile, View
 from tandem.controller.pools import ResourcePool
 from tandem.errors import TandemError, WorkerError

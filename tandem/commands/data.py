@@ -42,9 +42,9 @@ def show(
     """What the model will read of a row: text, where tokens end, and which of them are learned."""
     if row is not None and prompt_index is not None:
         raise UserError("--row and --prompt-index both say which row; give one of them")
-    from tandem.commands.job import job_of
+    from tandem.commands.job_of_config import job_of
     from tandem.config.load import split_arguments
-    from tandem.planning.job import KINDS
+    from tandem.planning.planned_jobs import KINDS
 
     path, overrides = split_arguments(arguments)
     job = job or (job_of(path, overrides) if path is not None else "train")

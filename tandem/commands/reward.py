@@ -28,8 +28,8 @@ def reward_test(
     """Run a reward on right, wrong, changed and adversarial answers, and report what it gets wrong."""
     from tandem.config import yaml12
     from tandem.config.reward import RewardConfig
-    from tandem.data.answered import read_answered
     from tandem.data.preprocess.recognised import command_for
+    from tandem.data.reward_trial_rows import read_answered
     from tandem.reward.bench import examine, report
     from tandem.reward.functions import check_functions
 

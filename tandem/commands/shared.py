@@ -61,7 +61,7 @@ def configure(
 
 def meant_command(kind: "type[ModelsConfig]", path: Path, overrides: Sequence[str]) -> str:
     """A line that names the command whose configuration this seems to be, where it is none of `kind`."""
-    from tandem.commands.job import job_of
+    from tandem.commands.job_of_config import job_of
     from tandem.config.tree import RewardModelConfig, SftConfig, TrainConfig
 
     trains_on_rows, job = issubclass(kind, SftConfig), job_of(path, overrides)

@@ -39,7 +39,7 @@ from tandem.controller.rollouts import RolloutProducer, Sharing
 from tandem.controller.teacher import ServedTeacher
 from tandem.controller.timesharing import Devices, DeviceTurns, Phase, TimeSharing
 from tandem.errors import UserError
-from tandem.pictures.model import sees_pictures
+from tandem.pictures.vlm_config import sees_pictures
 from tandem.training.base import TopTokens
 from tandem.types import Prompt
 from tandem.workers.rollout import TRAIN, Ask, RolloutSpec, RolloutWorker, seeded_request

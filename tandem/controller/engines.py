@@ -4,10 +4,10 @@
 
 An engine that has anything to do has one call of `advance` under way, a slice of the worker's time: publishing,
 validation and checkpoints fall between two slices. What no engine has room for waits here. Of what waits and runs each
-engine is to have as much as it is fast (generation/balance.py): one that is free takes the oldest ask, unless a faster
-one, though full, would be through with it sooner. Siblings stay together, so that their prompt is computed once. Room
-for one sample is enough for a group: an engine whose slots wait until as many are free as a group has siblings leaves
-many of them empty where lengths differ.
+engine is to have as much as it is fast (generation/dispatch_balance.py): one that is free takes the oldest ask, unless
+a faster one, though full, would be through with it sooner. Siblings stay together, so that their prompt is computed
+once. Room for one sample is enough for a group: an engine whose slots wait until as many are free as a group has
+siblings leaves many of them empty where lengths differ.
 """
 
 import math
@@ -21,7 +21,7 @@ import numpy as np
 
 from tandem.controller.groups import Future
 from tandem.errors import WorkerLost
-from tandem.generation.balance import EngineThroughput, takes_next
+from tandem.generation.dispatch_balance import EngineThroughput, takes_next
 from tandem.types import Trajectory
 from tandem.workers.rollout import Advance, Ask
 

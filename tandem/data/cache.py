@@ -41,7 +41,7 @@ _PACKAGES = ("transformers", "tokenizers", "jinja2")
 """Those that compute items of rows."""
 CODE = (
     "data/cache.py", "data/chat.py", "data/columns.py", "data/dataset.py", "data/messages.py", "data/packed.py",
-    "data/pictures.py", "data/preference.py", "data/rows.py", "data/sft.py", "jobs/openings.py",
+    "data/row_images.py", "data/preference.py", "data/rows.py", "data/sft.py", "jobs/openings.py",
     "models/end_of_sequence.py", "models/rendering.py", "models/shown_messages.py", "models/template_dialects.py",
     "models/template_process.py", "pictures/sources.py", "rollout/environments/tools.py",
     "rollout/formats/chat_template.py", "rollout/formats/control_tokens.py", "rollout/formats/stand_in.py",

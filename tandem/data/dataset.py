@@ -19,7 +19,7 @@ from tandem.data.columns import Kind, check_columns
 from tandem.data.forms import forms
 from tandem.data.messages import Messages, messages_of, refuse_prefill, without_json_text
 from tandem.data.packed import Packed, PackedItems
-from tandem.data.pictures import MediaSupport, refuse_pictures, take_pictures, without_pixels
+from tandem.data.row_images import MediaSupport, refuse_pictures, take_pictures, without_pixels
 from tandem.data.rows import BadRow, Pace, Row, cell, content_digest, ground_truth_of, read_rows
 from tandem.errors import UserError, for_terminal
 from tandem.pictures.prepare import BadPicture

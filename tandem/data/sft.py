@@ -23,7 +23,7 @@ from tandem.data.chat import (
 from tandem.data.dataset import Dataset, length_of
 from tandem.data.messages import Messages, messages_of, refuse_prefill, tools_of, trained_turns
 from tandem.data.packed import Array, Packed
-from tandem.data.pictures import refuse_pictures
+from tandem.data.row_images import refuse_pictures
 from tandem.data.rows import BadRow, Row, cell
 from tandem.models.end_of_sequence import ends_of_answers
 from tandem.pictures.sources import VIDEO_PART

@@ -37,8 +37,8 @@ from tandem.generation.recorded import RecordedSteps
 from tandem.generation.sampling import Array, Chooser, most_probable
 from tandem.generation.scoring import prompt_logprobs
 from tandem.models.attention import ATTENTION
-from tandem.models.attention.check import check_attention
 from tandem.models.attention.interface import AttentionPlan
+from tandem.models.attention.kernel_check import check_attention
 from tandem.models.kv_cache import Decode, KVCache, Prefix
 from tandem.models.lean import lay_out, let_go
 from tandem.models.loading import named_part

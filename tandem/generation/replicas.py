@@ -27,9 +27,9 @@ from torch import Tensor
 
 from tandem.config.generation import ReplicatedGenerationConfig
 from tandem.errors import EngineError, UserError, WorkerLost
-from tandem.generation.balance import EngineThroughput
 from tandem.generation.base import EngineLimits
 from tandem.generation.channel import ChannelClosed
+from tandem.generation.dispatch_balance import EngineThroughput
 from tandem.generation.pending import Results
 from tandem.generation.replica import PINGS_PER_TIMEOUT, Fault, Replica, ReplicaSpec, ReplicaState, RoutedSample
 from tandem.generation.routing import PrefixRouter

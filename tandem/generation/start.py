@@ -15,7 +15,7 @@ from tandem.generation.releases import check_sglang, check_vllm, installed
 from tandem.generation.replica import ReplicaSpec
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.models.loading import never_drawn
-from tandem.pictures.model import picture_format
+from tandem.pictures.vlm_config import picture_format
 from tandem.weights.base import Weights, WeightSync
 from tandem.weights.disk import DiskSync
 from tandem.weights.shared_memory import SharedMemorySync

@@ -33,8 +33,8 @@ from tandem.config.model import ModelConfig
 from tandem.models.sight import sight_of
 from tandem.models.tower import load_image_processor
 from tandem.pictures.layouts.patches import Patches
-from tandem.pictures.model import PictureFormat, picture_format
 from tandem.pictures.store import PictureStore, Pixels
+from tandem.pictures.vlm_config import PictureFormat, picture_format
 from tandem.types import Completion, Delta, FloatArray, IntArray, Picture, PromptLogprobs, Request, Status, TopLogprobs
 from tandem.weights.base import Bucket, Commit, Directory, Part
 from tandem.weights.shared_memory import attach

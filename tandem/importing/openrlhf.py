@@ -12,7 +12,7 @@ from typing import Any
 
 from tandem.config.counterparts import whole
 from tandem.errors import UserError
-from tandem.importing.best import DEFAULT, reward_metric, source_of
+from tandem.importing.import_best import DEFAULT, reward_metric, source_of
 from tandem.importing.openrlhf_tables import HARMLESS, LONGEST, OLDER, WITHOUT_EFFECT, table
 from tandem.importing.outcome import ForeignConfig, Imported, Keys, known, put, sort_the_rest
 from tandem.importing.shell import flags_of, launched, read_text, why_nothing

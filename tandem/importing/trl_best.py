@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tandem.importing.best import reward_metric, source_of
+from tandem.importing.import_best import reward_metric, source_of
 from tandem.importing.outcome import Imported, Keys, is_unknown
 
 KEYS = ("load_best_model_at_end", "metric_for_best_model", "greater_is_better")

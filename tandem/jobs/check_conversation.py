@@ -13,12 +13,12 @@ from tandem.files import users_traceback
 from tandem.models.loading import stop_token_ids
 from tandem.pictures.prepare import BadPicture
 from tandem.pictures.shown import ModelPictures
+from tandem.rollout.conversation_images import Lines, stored_aside
 from tandem.rollout.environment import EnvironmentFailed, Environments, ToolSchema
 from tandem.rollout.environments.tools import opening_messages
-from tandem.rollout.formats.check import problems
-from tandem.rollout.formats.make import make_format
+from tandem.rollout.formats.for_tokenizer import make_format
+from tandem.rollout.formats.format_check import problems
 from tandem.rollout.make import make_environments
-from tandem.rollout.pictures import Lines, stored_aside
 from tandem.types import Message, Prompt
 
 Opening = tuple[Sequence[Message], Sequence[ToolSchema]]

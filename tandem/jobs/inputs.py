@@ -22,7 +22,7 @@ from tandem.config.validation import ValSetConfig
 from tandem.controller.reward_reader import RewardReader, make_reward_reader
 from tandem.data.dataset import RLHFDataset
 from tandem.data.mixture import make_sampler, set_sizes
-from tandem.data.own import OwnDataset
+from tandem.data.own_rows import OwnDataset
 from tandem.errors import UserError
 from tandem.jobs.openings import Openings, make_openings
 from tandem.jobs.preflight import find_mistakes
@@ -31,10 +31,10 @@ from tandem.jobs.preflight.rewards import unnamed_sources
 from tandem.jobs.validation import ValidationSets
 from tandem.models.chat_template import day_shown
 from tandem.models.loading import load_tokenizer, rows_of_vocabulary, stop_token_ids, tokens_with_rows
-from tandem.pictures.model import sees_pictures
 from tandem.pictures.shown import ModelPictures
+from tandem.pictures.vlm_config import sees_pictures
 from tandem.reward.functions import check_functions
-from tandem.rollout.formats.make import make_format
+from tandem.rollout.formats.for_tokenizer import make_format
 from tandem.types import Prompt
 
 Dataset = TypeVar("Dataset")

@@ -14,9 +14,9 @@ from tandem.errors import UserError
 from tandem.jobs.inputs import Inputs
 from tandem.jobs.preflight.models import adapter_keys
 from tandem.models.end_of_sequence import end_mismatch, ends_of_answers
-from tandem.pictures.model import sees_pictures
+from tandem.pictures.vlm_config import sees_pictures
 from tandem.planning.command import verdict
-from tandem.planning.roles import moments
+from tandem.planning.phases import moments
 from tandem.tracking.trajectories import largest_file_bytes
 from tandem.types import Demonstration, Preference, RatedAnswer
 

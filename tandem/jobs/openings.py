@@ -28,12 +28,12 @@ from tandem.models.loading import stop_token_ids
 from tandem.models.rendering import TemplateExceedsLimits
 from tandem.pictures.prepare import BadPicture
 from tandem.pictures.shown import ModelPictures
+from tandem.rollout.conversation_images import stored, with_all_tokens
 from tandem.rollout.environment import ToolSchema
 from tandem.rollout.environments.tools import as_messages
 from tandem.rollout.formats.calls.base import read_text
 from tandem.rollout.formats.stand_in import ASKED
 from tandem.rollout.formats.template import TemplateFormat
-from tandem.rollout.pictures import stored, with_all_tokens
 from tandem.types import Message
 
 

@@ -18,7 +18,7 @@ from tandem.controller.roles import Actor, Rollout
 from tandem.data.dataset import RLHFDataset
 from tandem.data.mixture import make_sampler
 from tandem.errors import UserError
-from tandem.jobs.best import BestValue
+from tandem.jobs.best_checkpoint import BestValue
 from tandem.jobs.inputs import read_inputs
 from tandem.jobs.run import claim_run_dir
 from tandem.models.loading import save_processors

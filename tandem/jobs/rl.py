@@ -17,7 +17,7 @@ from tandem.batching.packing import to_batch
 from tandem.checkpoint.branch import Fork
 from tandem.checkpoint.draft import Draft
 from tandem.checkpoint.progress import Progress
-from tandem.checkpoint.rollouts import read_rollouts, write_rollouts
+from tandem.checkpoint.saved_rollouts import read_rollouts, write_rollouts
 from tandem.cluster import make_cluster
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import make_producer, make_roles

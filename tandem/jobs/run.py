@@ -21,18 +21,18 @@ from tandem.config.tree import SftConfig, TrainConfig
 from tandem.controller.placement import Placement
 from tandem.errors import StepGivenUp, TandemError, WorkerLost
 from tandem.files import writing
-from tandem.jobs.best import BestValue
+from tandem.jobs.best_checkpoint import BestValue
 from tandem.jobs.callbacks import Callback, Callbacks, RunControl
+from tandem.jobs.resume_schedule import schedule_changes
 from tandem.jobs.runs import ENDED, write_end
-from tandem.jobs.schedule import schedule_changes
 from tandem.output import output_may_end
 from tandem.signals import StopReason, StopRequest, in_words
 from tandem.tracking.base import Ended, Recorder
 from tandem.tracking.behind import Behind
 from tandem.tracking.console import ConsoleTracker, Startup
-from tandem.tracking.environment import write_environment
 from tandem.tracking.jsonl import JsonlTracker
 from tandem.tracking.report import write_report
+from tandem.tracking.run_environment import write_environment
 from tandem.tracking.trackers import chosen_trackers
 from tandem.types import StepMetrics
 

@@ -12,7 +12,7 @@ from tandem.checkpoint.progress import Progress
 from tandem.config.stored_run import StoredTrainer, stored_run
 from tandem.errors import UserError, for_terminal
 from tandem.files import write_text
-from tandem.jobs.best import lower_is_better
+from tandem.jobs.best_checkpoint import lower_is_better
 from tandem.stored import DamagedFile, read_pointer, read_text
 from tandem.tracking.jsonl import each_record
 

@@ -29,17 +29,17 @@ from tandem.generation.start import start_engine
 from tandem.models.loading import load_policy, load_tokenizer, never_drawn, stop_token_ids
 from tandem.models.rendering import TemplateFailed, rendered
 from tandem.models.tower import PictureTower
-from tandem.pictures.model import PICTURES_ON_VLLM, model_type, sees_pictures
 from tandem.pictures.shown import ModelPictures
-from tandem.rollout.formats.make import make_format
-from tandem.rollout.pictures import Line, with_all_tokens
+from tandem.pictures.vlm_config import PICTURES_ON_VLLM, model_type, sees_pictures
+from tandem.rollout.conversation_images import Line, with_all_tokens
+from tandem.rollout.formats.for_tokenizer import make_format
 from tandem.rollout.session import PolicyEndpoint, Rules, Session
 from tandem.serving.app import make_app
 from tandem.serving.capture import Capture
 from tandem.serving.errors import RequestError
 from tandem.serving.limits import USUAL, ServerLimits
 from tandem.serving.parameters import AnyParameters, ChatParameters
-from tandem.serving.pictures import RecentPictures, refused, with_pictures
+from tandem.serving.request_images import RecentPictures, refused, with_pictures
 from tandem.serving.server import Server
 from tandem.serving.sessions import Sessions
 from tandem.serving.turns import Turns

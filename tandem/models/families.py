@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tandem.model_files import rope_kinds
-from tandem.pictures.model import MODEL_TYPES, SPATIAL_TYPES
+from tandem.pictures.vlm_config import MODEL_TYPES, SPATIAL_TYPES
 
 _EQUAL = """
     afmoe apertus arcee aria_text axk1 biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm dbrx deepseek_v2 deepseek_v3

@@ -26,7 +26,7 @@ from tandem.models.family_check import check_family
 from tandem.models.lean import make_lean
 from tandem.models.lora import is_adapter, reset_adapters
 from tandem.models.storage import read_safetensors
-from tandem.pictures.model import sees_pictures
+from tandem.pictures.vlm_config import sees_pictures
 from tandem.stored import DamagedFile, read_json
 
 _DROPOUTS = ("dropout", "pdrop", "dropout_prob", "dropout_rate", "layerdrop")

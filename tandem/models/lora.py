@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 from tandem.config.model import LoraConfig
 from tandem.errors import UserError
 from tandem.models.classes import value_layer
-from tandem.pictures.model import in_tower
+from tandem.pictures.vlm_config import in_tower
 from tandem.regions import Region, whole
 
 _OF_ROWS, _OF_TOKENS = "SEQ_CLS", "TOKEN_CLS"

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tandem.errors import EngineError
-from tandem.pictures.model import ENCODED_ALONE
 from tandem.pictures.store import Pixels
+from tandem.pictures.vlm_config import ENCODED_ALONE
 
 
 class Sight(NamedTuple):

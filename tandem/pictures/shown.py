@@ -14,12 +14,12 @@ import numpy as np
 from tandem.config.data import ImagesConfig, VideosConfig
 from tandem.errors import UserError
 from tandem.pictures.layouts.base import Standing
-from tandem.pictures.model import MODEL_TYPES, VIDEO_LAYOUTS, PictureFormat, model_type, picture_format, why_unseen
 from tandem.pictures.prepare import BadPicture, Prepared, Preparer
 from tandem.pictures.recent import Recent
 from tandem.pictures.sources import read_picture
 from tandem.pictures.store import PictureStore
 from tandem.pictures.videos import Video, VideoPreparer, VideoSource
+from tandem.pictures.vlm_config import MODEL_TYPES, VIDEO_LAYOUTS, PictureFormat, model_type, picture_format, why_unseen
 from tandem.types import IntArray, Picture
 
 _KEY = re.compile("[0-9a-f]{64}")

@@ -16,7 +16,7 @@ from tandem.errors import UserError
 from tandem.planning.costs import BESIDE_THE_ACTOR, TO_OTHER_GPUS
 from tandem.planning.hardware import CARDS
 from tandem.planning.model_shape import read_shape
-from tandem.planning.search import Plan
+from tandem.planning.placement_search import Plan
 from tandem.stored import read_json
 from tandem.tracking.jsonl import read_metrics
 

@@ -14,11 +14,11 @@ from tandem.config.valid_part import found_by
 from tandem.errors import UserError
 from tandem.planning.calibration import read_run
 from tandem.planning.hardware import Machines, parse_machines
-from tandem.planning.job import KINDS, jobs_of
 from tandem.planning.mends import find_mend, fullest
+from tandem.planning.phases import HostMemory, Moment, find_shape_mistakes, hosts, moments, not_counted
 from tandem.planning.placements import time_report
 from tandem.planning.planned import Planned
-from tandem.planning.roles import HostMemory, Moment, find_shape_mistakes, hosts, moments, not_counted
+from tandem.planning.planned_jobs import KINDS, jobs_of
 
 GIB = 2**30
 CARD = "H100"
@@ -48,7 +48,7 @@ def print_plan(
     found = moments(config, machines.card.memory_bytes)
     print("\n".join([*before_the_table(config, kind, machines, bool(gpus)), *table(found)]))
     if trace:
-        from tandem.planning.trace.report import traced
+        from tandem.planning.trace.trace_report import traced
 
         print("\n".join(traced(config)))
     fits = fullest(found).memory.total <= machines.card.memory_bytes

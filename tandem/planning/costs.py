@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 from tandem.config.training import MegatronTrainingConfig
 from tandem.planning import megatron_memory
-from tandem.planning.decoding import DecodeCost, generation_s, steady_generation_s
+from tandem.planning.decode_cost import DecodeCost, generation_s, steady_generation_s
 from tandem.planning.hardware import Machines
 from tandem.planning.model_shape import ModelShape
 from tandem.planning.passes import IN_PLACE, HostTraffic, Passes
-from tandem.planning.roles import CONTEXT_BYTES, NCCL_BYTES, SLACK
-from tandem.planning.search import ACTOR, Candidate, Generating
+from tandem.planning.phases import CONTEXT_BYTES, NCCL_BYTES, SLACK
+from tandem.planning.placement_search import ACTOR, Candidate, Generating
 from tandem.planning.time import CONSTANTS, Constants, ParallelDims, StepTime, Workload
 
 BESIDE_THE_ACTOR, TO_OTHER_GPUS = "publish beside the actor", "publish to other GPUs"

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.config.training import MegatronTrainingConfig
-from tandem.planning.memory import Memory, Phase
+from tandem.planning.fsdp_memory import Memory, Phase
 from tandem.planning.model_shape import ModelShape
 
 _LOGITS = 2**25

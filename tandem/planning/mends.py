@@ -12,8 +12,8 @@ from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
 from tandem.planning.model_shape import read_shape
+from tandem.planning.phases import Moment, moments
 from tandem.planning.planned import Planned, longest_row
-from tandem.planning.roles import Moment, moments
 from tandem.planning.serving import given_share
 
 FREE = ("training.reduce_once=", "generation.sleep=", "training.tokens_per_micro_batch=", "training.shard_size=")

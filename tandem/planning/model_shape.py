@@ -8,7 +8,7 @@ from typing import Any
 
 from tandem.errors import UserError
 from tandem.model_files import read_model_config
-from tandem.pictures.model import MODEL_TYPES
+from tandem.pictures.vlm_config import MODEL_TYPES
 from tandem.planning.tower_shape import TOWERS, TowerShape, tower_shape
 from tandem.stored import DamagedFile
 

@@ -1,6 +1,6 @@
 """What travels between host memory and a GPU where a configuration keeps part of a model in host memory."""
 
-from tandem.planning.memory import FsdpSizes, kept_on_host
+from tandem.planning.fsdp_memory import FsdpSizes, kept_on_host
 from tandem.planning.passes import IN_PLACE, HostTraffic
 
 

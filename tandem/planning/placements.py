@@ -23,14 +23,14 @@ from tandem.planning.costs import (
     TrafficOf,
     held_and_working,
 )
+from tandem.planning.fsdp_memory import FsdpSizes, phases, resident
 from tandem.planning.hardware import Machines
-from tandem.planning.memory import FsdpSizes, phases, resident
 from tandem.planning.model_shape import read_shape
 from tandem.planning.offload import host_traffic
 from tandem.planning.passes import IN_PLACE
+from tandem.planning.phases import engine_of, megatron_engine_of
+from tandem.planning.placement_search import ROLLOUT, Plan, Ranking, evaluate, nothing_fits, search, why
 from tandem.planning.planned import adapters_of, item_bytes, learning_roles
-from tandem.planning.roles import engine_of, megatron_engine_of
-from tandem.planning.search import ROLLOUT, Plan, Ranking, evaluate, nothing_fits, search, why
 from tandem.planning.serving import asked_of_one, given_rows, share_of
 from tandem.planning.settings import Training, as_overrides, changes_for, fits, layouts_of, sets_of, trainings_of
 from tandem.planning.time import CONSTANTS, ParallelDims, Workload

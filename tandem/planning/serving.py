@@ -11,7 +11,7 @@ from tandem.config.generation import (
 from tandem.config.judging import JudgeConfig
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
-from tandem.planning.memory import Generation, Memory, generation
+from tandem.planning.fsdp_memory import Generation, Memory, generation
 from tandem.planning.model_shape import ModelShape
 from tandem.planning.planned import item_bytes, longest_row
 

@@ -21,8 +21,8 @@ from tandem.planning.costs import DEGREES, EXPERT_DEGREES
 from tandem.planning.hardware import Machines
 from tandem.planning.mends import fullest
 from tandem.planning.model_shape import ModelShape
-from tandem.planning.roles import moments
-from tandem.planning.search import ACTOR, ROLLOUT, Plan, Way
+from tandem.planning.phases import moments
+from tandem.planning.placement_search import ACTOR, ROLLOUT, Plan, Way
 from tandem.planning.time import ParallelDims
 
 Training = FsdpTrainingConfig | MegatronTrainingConfig

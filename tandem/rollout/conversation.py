@@ -21,9 +21,9 @@ from tandem.config.conversation import ConversationConfig
 from tandem.files import users_traceback
 from tandem.pictures.prepare import BadPicture
 from tandem.pictures.shown import ModelPictures
+from tandem.rollout.conversation_images import stored_aside
 from tandem.rollout.environment import Environment, EnvironmentFailed, Environments, finite
 from tandem.rollout.formats.base import Format
-from tandem.rollout.pictures import stored_aside
 from tandem.rollout.single_turn import DecodeAll, Generate
 from tandem.rollout.together import together
 from tandem.rollout.transcript import Transcript, trajectory_without_turns

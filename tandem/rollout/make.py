@@ -19,16 +19,16 @@ from tandem.rollout.agents import Agent, CommandAgent, FunctionAgent
 from tandem.rollout.environment import Environments, ToolSchema
 from tandem.rollout.environments.hosted import HostedEnvironments
 from tandem.rollout.environments.openenv import OpenEnvEnvironments
-from tandem.rollout.environments.own import OwnEnvironments
+from tandem.rollout.environments.own_environment import OwnEnvironments
 from tandem.rollout.environments.tools import ToolEnvironments
 from tandem.rollout.tools.base import CallLimits, MakesTools, ToolSet
 from tandem.rollout.tools.builtin.function import FunctionToolConfig
 from tandem.rollout.tools.calls import Toolbox
-from tandem.rollout.tools.functions import ClassTools
+from tandem.rollout.tools.function_tools import ClassTools
 from tandem.rollout.users.base import Users
-from tandem.rollout.users.model import ModelUsers
+from tandem.rollout.users.model_user import ModelUsers
 from tandem.rollout.users.scripted import ScriptedUsers
-from tandem.rollout.users.verl import VerlUsers
+from tandem.rollout.users.verl_users import VerlUsers
 
 
 def make_environments(config: SteppedEnvironmentConfig, pictures: ModelPictures | None = None) -> Environments:

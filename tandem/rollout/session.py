@@ -22,10 +22,10 @@ import numpy as np
 
 from tandem.errors import TandemError, UserError
 from tandem.pictures.shown import ModelPictures
+from tandem.rollout.conversation_images import Line, Lines
 from tandem.rollout.environment import Answer, ToolCall, ToolSchema
 from tandem.rollout.fingerprints import fingerprint, fingerprints, reasonings, same_reasonings
 from tandem.rollout.formats.base import Format
-from tandem.rollout.pictures import Line, Lines
 from tandem.rollout.record import Node, TokenTree
 from tandem.types import Branch, Completion, IntArray, Message, Request, SamplingParams, Status
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tandem.pictures.shown import ModelPictures
+from tandem.rollout.conversation_images import Line, Lines, stored
 from tandem.rollout.environment import Answer, ToolSchema
 from tandem.rollout.formats.base import Format
-from tandem.rollout.pictures import Line, Lines, stored
 from tandem.rollout.record import Node, Spell, TokenTree
 from tandem.rollout.single_turn import DecodeAll
 from tandem.types import Branch, Completion, IntArray, Message, Picture, Prompt, Status, Trajectory

@@ -26,8 +26,8 @@ from contextlib import suppress
 from typing import Any
 
 from tandem.sandbox.collected import run_collected
+from tandem.sandbox.json_values import DIGITS, receive, receive_frame, send, send_frame
 from tandem.sandbox.proxies import AnsweringEnd, AskingEnd, Names, SolutionModule
-from tandem.sandbox.wire import DIGITS, receive, receive_frame, send, send_frame
 
 LONGEST_ANSWER = 1 << 12
 ASKED_NOTHING = "it ends well without having called or compared anything of the solution"

@@ -22,7 +22,7 @@ import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from tandem.sandbox.wire import is_changeable, pack, receive, send, unpack
+from tandem.sandbox.json_values import is_changeable, pack, receive, send, unpack
 
 MOST_AT_ONCE = 256
 """Items of an iterator that cross together."""

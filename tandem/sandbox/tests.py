@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from tandem.sandbox import collected, harness, proxies, wire
+from tandem.sandbox import collected, harness, json_values, proxies
 from tandem.sandbox.base import Sandbox
 
 TOLERANCE = 1e-6
@@ -36,7 +36,7 @@ def run_tests(
     task = {"preamble": preamble, "solution": solution, "tests": len(tests), "packages": sandbox.modules}
     times = {"test_timeout_s": test_timeout_s, "total_s": sandbox.limits.timeout_s - 1}
     whole = task | times | {"modules": modules}
-    run = sandbox.run(PROGRAM, "".join(map(wire.framed, [whole, *tests, secret])))
+    run = sandbox.run(PROGRAM, "".join(map(json_values.framed, [whole, *tests, secret])))
     _, found, verdicts = run.stdout.rpartition(secret)
     if found and not run.stopped:
         return json.loads(verdicts), None
@@ -133,7 +133,7 @@ assert any(same(result, value) for value in expected), f"it returned {{result!r:
 PROGRAM = (
     "\n".join(
         re.sub(r"^from tandem.*\n", "", inspect.getsource(module), flags=re.MULTILINE)
-        for module in (wire, proxies, collected, harness)
+        for module in (json_values, proxies, collected, harness)
     )
     + "\nmain()\n"
 )

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 from tandem.serving.base import Answerer
 from tandem.serving.choice import Choice
+from tandem.serving.detokenizer import Decoder
 from tandem.serving.errors import Stopping
 from tandem.serving.parameters import AnyParameters, ChatParameters, CompletionParameters
 from tandem.serving.requests import asked_of_engines, make_requests
 from tandem.serving.shapes import ChatShape, EndpointSchema, Object, TextShape
-from tandem.serving.text import Decoder
 from tandem.types import Completion, Delta, Request, Status
 
 Item = TypeVar("Item")

@@ -27,11 +27,11 @@ from tandem.serving.capture import Capture
 from tandem.serving.chat import ChatResponse, asked_of, refuse_long_messages
 from tandem.serving.complaints import Complaints
 from tandem.serving.errors import RequestError, Stopping, body_of, status_of
-from tandem.serving.events import EventStream, while_connected
 from tandem.serving.http import HANDLERS, Bodies, key_of, refused_key, same_key
 from tandem.serving.limits import USUAL, ServerLimits
 from tandem.serving.parameters import ChatParameters, CompletionParameters, parse
 from tandem.serving.requests import check_model
+from tandem.serving.sse import EventStream, while_connected
 
 
 class Endpoint:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from tandem.generation.base import EngineLimits
-from tandem.rollout.pictures import Line
+from tandem.rollout.conversation_images import Line
 from tandem.rollout.session import PolicyEndpoint
 from tandem.serving.parameters import AnyParameters
 from tandem.serving.turns import Turns

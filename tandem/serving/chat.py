@@ -17,11 +17,11 @@ from tandem.errors import TandemError, UserError
 from tandem.rollout.session import PolicyEndpoint, Session, SessionClosed, SessionRequest, SessionResponse
 from tandem.serving.choice import Choice, ChoiceDelta, Token
 from tandem.serving.errors import RequestError, body_of
-from tandem.serving.events import send_events, while_connected
 from tandem.serving.parameters import ChatParameters
-from tandem.serving.pictures import with_pictures_aside
+from tandem.serving.request_images import with_pictures_aside
 from tandem.serving.requests import LEAST_TOP_P
 from tandem.serving.shapes import ChatShape, Object
+from tandem.serving.sse import send_events, while_connected
 from tandem.types import Status
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tandem.serving.text import Decoder, Detokenizer, StopCutter
+from tandem.serving.detokenizer import Decoder, Detokenizer, StopCutter
 from tandem.types import Completion, Delta, PromptLogprobs, Request, Status, TopLogprobs
 
 _LEAST_LOGPROB = -9999.0

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from tandem.rollout.environment import Answer
 from tandem.serving.choice import ChoiceDelta, Token
-from tandem.serving.text import Decoder
+from tandem.serving.detokenizer import Decoder
 
 Object = dict[str, Any]
 

@@ -69,7 +69,7 @@ def _print_simulations(options: "Options", arguments: list[str] | None, stalenes
     from tandem.config.load import load_config, split_arguments
     from tandem.config.tree import TrainConfig
     from tandem.simulation.options import count_steps, load_for_each, read_staleness, setup_of
-    from tandem.simulation.table import print_table
+    from tandem.simulation.outcome_table import print_table
 
     path, overrides = split_arguments(arguments)
     if path is None and options.run is not None:

@@ -21,7 +21,7 @@ from tandem.config.generation import GenerationConfig, NativeGenerationConfig
 from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
-from tandem.simulation.decoding import Decoding, SimulatedAnswers
+from tandem.simulation.continuous_batching import Decoding, SimulatedAnswers
 from tandem.simulation.lengths import Drawn
 from tandem.simulation.speeds import DEFAULT_MAX_RUNNING, EngineSpeed, Speeds
 from tandem.tracking.jsonl import read_metrics

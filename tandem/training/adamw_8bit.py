@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from tandem.training.shards import local_shard
+from tandem.training.dtensor_parts import local_shard
 
 LEAST_BLOCK, LARGEST_BLOCK = 32, 256
 """Numbers in a block: the largest divisor of a row's length between these."""

@@ -17,7 +17,7 @@ from tandem.config.algorithms import OptimizerConfig
 from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.errors import EngineError, UserError
-from tandem.models.attention.check import check_attention
+from tandem.models.attention.kernel_check import check_attention
 from tandem.models.attention.versions import choose_version
 from tandem.models.classes import is_picture_model, value_layer
 from tandem.models.loading import fill, load_empty, load_model
@@ -25,8 +25,8 @@ from tandem.models.logits import Bend
 from tandem.models.lora import Adapter, adapters_off, add_adapters, merged_weights, published
 from tandem.models.storage import TensorFile, own_pieces, shard_file
 from tandem.models.tower import PictureTower, is_frozen, tower_of
-from tandem.pictures.model import ENCODED_ALONE
 from tandem.pictures.store import PictureStore
+from tandem.pictures.vlm_config import ENCODED_ALONE
 from tandem.regions import Shard
 from tandem.training.base import LossResult, PassResult, TopTokens, TrainEngine, sum_parts, sum_results
 from tandem.training.checkpointing import checkpointed_layers, checkpointing

@@ -27,7 +27,7 @@ from tandem.models.classes import is_picture_model
 from tandem.models.loading import quiet_transformers
 from tandem.models.tower import is_frozen, tower_of
 from tandem.regions import Region, chunk, whole
-from tandem.training.shards import full_tensor, local_shard
+from tandem.training.dtensor_parts import full_tensor, local_shard
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tandem.training.shards import local_shard, shards_of
+from tandem.training.dtensor_parts import local_shard, shards_of
 
 
 def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:

@@ -13,8 +13,8 @@ from tandem.errors import EngineError, UserError
 from tandem.models.storage import TensorFile, own_pieces, read_shards, shard_file
 from tandem.training.adamw_8bit import BlockwiseAdamW, block_of
 from tandem.training.copies import HostCopies
+from tandem.training.dtensor_parts import full_tensor, local_shard, shards_of
 from tandem.training.muon import ShardedMuon, hidden_matrices
-from tandem.training.shards import full_tensor, local_shard, shards_of
 
 _NUMBERS_AT_ONCE = 2**26
 """Of parameters whose state visits the device together: at most 768 MiB, where no single parameter has more."""

@@ -20,8 +20,8 @@ from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPri
 from tandem.errors import EngineError
 from tandem.regions import Region, Shard, elements, shape_of, slices_in
 from tandem.weights.delta import DeltaCache
-from tandem.weights.schedule import Held, Layout, Message, Round, all_of, layout_of, make_schedule, messages
-from tandem.weights.wire import TIMEOUT, Operation, Wire, name_of, own_device, wait
+from tandem.weights.transfer_schedule import Held, Layout, Message, Round, all_of, layout_of, make_schedule, messages
+from tandem.weights.transport import TIMEOUT, Operation, Wire, name_of, own_device, wait
 
 BUCKET_BYTES = 32 * 2**20
 """What a rank sends or receives at most in a round; it has memory for two."""

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from tandem.config.conversation import ConversationConfig, EndpointEnvironmentConfig
 from tandem.pictures.shown import ModelPictures
 from tandem.rollout.conversation import Conversations
-from tandem.rollout.formats.make import make_format
+from tandem.rollout.formats.for_tokenizer import make_format
 from tandem.rollout.make import make_agent, make_environments
 from tandem.rollout.single_turn import DecodeAll, Generate
 from tandem.types import Prompt, SamplingParams, Trajectory
@@ -59,7 +59,7 @@ def make_conversations(config: ConversationConfig, speaker: Speaker) -> HoldsCon
             config, environments, tokens, speaker.generate, speaker.decode, speaker.positions, speaker.pictures
         )
     from tandem.rollout.session import PolicyEndpoint
-    from tandem.serving.training import AgentConversations, AgentLimits  # needs the extra `serve`
+    from tandem.serving.agent_training import AgentConversations, AgentLimits  # needs the extra `serve`
 
     limits = AgentLimits(
         environment.timeout_s, config.max_turns, environment.agents_at_once, config.environment_retries

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from tandem.files import find_user_files
 from tandem.types import StepMetrics
-from tandem.workers.memory import PeakMemory
+from tandem.workers.peak_memory import PeakMemory
 from tandem.workers.placed import PlacedBatches, PlacedPart
 from tandem.workers.registration import Arguments, Dispatch, Mesh, register, registration
 

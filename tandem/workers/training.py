@@ -17,7 +17,7 @@ from tandem.config.training import TrainingConfig
 from tandem.training.base import TopTokens, TrainEngine
 from tandem.types import Batch, FloatArray, IntArray, MicroBatch, Outputs, StepMetrics, TokenLoss
 from tandem.workers.host import Worker, WorkerContext
-from tandem.workers.memory import cuda_in_use
+from tandem.workers.peak_memory import cuda_in_use
 from tandem.workers.registration import Dispatch, Mesh, Returns, register
 from tandem.workers.saving import BackgroundWrite
 

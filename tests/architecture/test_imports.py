@@ -41,9 +41,9 @@ OWNERS: dict[str, str | tuple[str, ...]] = {
     "starlette": "serving/",
     "uvicorn": ("serving/server.py", "serving/connections.py"),
     "megatron": "training/megatron/",
-    "mbridge": "training/megatron/model.py",
+    "mbridge": "training/megatron/bridge_model.py",
     "ray": "cluster/ray",
-    "mcp": ("rollout/tools/mcp_connection.py", "serving/search.py"),  # the client; the server
+    "mcp": ("rollout/tools/mcp_connection.py", "serving/search_server.py"),  # the client; the server
     "mcp_types": "rollout/tools/mcp",
     "httpx2": "rollout/tools/mcp_connection.py",
     "bm25s": "search/words.py",

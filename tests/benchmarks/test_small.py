@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tandem.errors import UserError
-from tandem.sandbox.make import make_sandbox
+from tandem.sandbox.build import make_sandbox
 from tests.conftest import ROOT
 from tests.unit.test_benchmark_help import PROGRAMS, SIDES
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file as load_file_of
 from transformers import AutoModelForImageTextToText
 
-from tandem.pictures.model import in_tower
+from tandem.pictures.vlm_config import in_tower
 from tests.conftest import ROOT, load_file
 
 SCRIPT = Path(__file__).with_name("sharded_pictures.py")

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.errors import UserError
-from tandem.planning.memory import FsdpSizes, copied_for_checkpoint
+from tandem.planning.fsdp_memory import FsdpSizes, copied_for_checkpoint
 from tandem.planning.model_shape import read_shape
 from tandem.training.fsdp import make_engine
 from tests.conftest import ROOT, load_file

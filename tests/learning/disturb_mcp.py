@@ -26,8 +26,8 @@ import psutil
 
 from tandem.rollout.environment import EnvironmentFailed
 from tandem.rollout.tools.base import CallLimits, ToolError
-from tandem.rollout.tools.mcp import McpTools
 from tandem.rollout.tools.mcp_servers import McpServer
+from tandem.rollout.tools.mcp_tools import McpTools
 from tandem.types import Prompt
 
 SERVER = str(Path(__file__).parents[1] / "mcp_server.py")

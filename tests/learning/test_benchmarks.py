@@ -19,7 +19,7 @@ from tandem.data.rows import BadRow
 from tandem.errors import UserError
 from tandem.reward.rules import BUILT_IN
 from tandem.reward.rules.ifeval import check
-from tandem.sandbox.make import make_sandbox
+from tandem.sandbox.build import make_sandbox
 from tests.conftest import ROOT, load_file
 
 HARNESS = ROOT / ".venv-lm-eval/bin/python"

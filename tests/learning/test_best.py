@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from tandem.cli import main
 from tandem.config.trainer import TrainerConfig
-from tandem.jobs.best import BestValue
+from tandem.jobs.best_checkpoint import BestValue
 from tandem.tracking.jsonl import read_metrics
 from tests.conftest import ROOT
 

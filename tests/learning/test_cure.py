@@ -8,7 +8,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tandem.cli import main
 from tandem.errors import UserError
-from tandem.sandbox.make import make_sandbox
+from tandem.sandbox.build import make_sandbox
 from tandem.tracking.jsonl import read_metrics
 from tests.conftest import ROOT, load_file
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from examples.tiles.task import puzzles, question, write_rows
 from tandem.cli import main
-from tandem.pictures.model import in_tower
+from tandem.pictures.vlm_config import in_tower
 from tandem.tracking.jsonl import read_metrics
 from tests import picture_families
 from tests.conftest import ROOT

@@ -12,7 +12,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from tandem.cli import main
 from tandem.errors import UserError
-from tandem.sandbox.make import make_sandbox
+from tandem.sandbox.build import make_sandbox
 from tandem.search.index import Passage, build_index
 from tandem.tracking.jsonl import read_metrics
 from tests.conftest import ROOT, load_file

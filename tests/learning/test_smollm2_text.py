@@ -17,7 +17,7 @@ from tandem.config.data import SftDataConfig
 from tandem.config.model import ChatTemplateConfig, ModelConfig
 from tandem.data.sft import SftDataset
 from tandem.models.loading import load_tokenizer, stop_token_ids
-from tandem.rollout.formats.make import make_format
+from tandem.rollout.formats.for_tokenizer import make_format
 from tests.conftest import ROOT, load_file
 
 MODEL = ROOT / "models/smollm2-135m-instruct"

@@ -11,7 +11,7 @@ if find_spec("megatron") is None:
     pytest.skip("Megatron-Core is in .venv-megatron (scripts/megatron-env) only", allow_module_level=True)
 
 from tandem.batching.packing import micro_batches
-from tandem.training.megatron.rows import whole_rows
+from tandem.training.megatron.packed_rows import whole_rows
 from tests.unit.test_batching_prompt_trees import beginnings, contexts
 
 

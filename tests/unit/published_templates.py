@@ -12,7 +12,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from tandem.rollout.formats.make import make_format
+from tandem.rollout.formats.for_tokenizer import make_format
 from tandem.rollout.formats.template import TemplateFormat
 
 TRL = find_spec("trl")

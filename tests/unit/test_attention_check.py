@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.models.attention.check import LARGEST, Kernel, error_of
+from tandem.models.attention.kernel_check import LARGEST, Kernel, error_of
 from tandem.models.attention.kernels import Flash, ReferenceKernel
 from tandem.models.attention.pieces import Piece
 from tandem.models.attention.rectangles import Cpu, Plain

@@ -14,8 +14,8 @@ from tandem.config.model import ModelConfig
 from tandem.jobs.check_conversation import conversation_problems
 from tandem.models.loading import load_tokenizer, stop_token_ids
 from tandem.pictures.shown import ModelPictures
-from tandem.rollout.formats.make import make_format
-from tandem.rollout.pictures import Lines, stored
+from tandem.rollout.conversation_images import Lines, stored
+from tandem.rollout.formats.for_tokenizer import make_format
 from tandem.types import Prompt
 from tests.agents import tokenizer
 from tests.pictures import make_model

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tandem.checkpoint.rollouts import read_rollouts, write_rollouts
+from tandem.checkpoint.saved_rollouts import read_rollouts, write_rollouts
 from tandem.checkpoint.store import CheckpointStore
 from tandem.data.rows import read_rows
 from tandem.errors import UserError

@@ -11,7 +11,7 @@ from data_tokenizer import char_tokenizer
 from tandem.config.data import DataConfig
 from tandem.data.learning_sampler import LearningSampler, Outcome
 from tandem.data.mixture import make_sampler
-from tandem.data.own import OwnDataset
+from tandem.data.own_rows import OwnDataset
 from tandem.data.samplers.solve_rate import SolveRateSampler
 from tandem.errors import UserError
 

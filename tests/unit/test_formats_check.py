@@ -10,8 +10,8 @@ from published_templates import format_of, names, needs_trl, with_template
 from test_formats_template import ADD, CHATML, STOP, USER, chatml
 
 from tandem.errors import UserError
-from tandem.rollout.formats.check import problems
-from tandem.rollout.formats.make import make_format
+from tandem.rollout.formats.for_tokenizer import make_format
+from tandem.rollout.formats.format_check import problems
 
 LOOK_UP: dict[str, Any] = {
     "type": "function",

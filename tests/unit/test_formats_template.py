@@ -12,7 +12,7 @@ from tokenizers import decoders
 from transformers import PreTrainedTokenizerFast
 
 from tandem.errors import UserError
-from tandem.rollout.formats.make import make_format
+from tandem.rollout.formats.for_tokenizer import make_format
 from tandem.rollout.formats.template import TemplateFormat
 from tandem.rollout.transcript import Transcript
 from tandem.types import Completion, Status

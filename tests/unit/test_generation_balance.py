@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.generation.balance import EngineThroughput, takes_next
+from tandem.generation.dispatch_balance import EngineThroughput, takes_next
 from tests.conftest import ROOT, load_file
 
 bench: Any = load_file(ROOT / "benchmarks/balance.py")

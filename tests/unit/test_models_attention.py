@@ -12,7 +12,7 @@ from torch.nn.attention.varlen import AuxRequest, varlen_attn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tandem.models.attention import PackedRows, Scoring
-from tandem.models.attention.choice import kernel_for
+from tandem.models.attention.kernel_choice import kernel_for
 from tandem.models.attention.kernels import Flash, ReferenceKernel
 from tandem.models.attention.pieces import KernelCall, Piece, attend, gathered, shared_prefixes, tokens_before
 from tandem.models.attention.rectangles import Cpu, Plain

@@ -21,9 +21,9 @@ from tandem.generation.native import NativeEngine
 from tandem.models.family_check import TOLERANCE, compare
 from tandem.models.loading import load_model
 from tandem.models.tower import PictureTower, tower_of
-from tandem.pictures.model import in_tower
 from tandem.pictures.positions import places_of
 from tandem.pictures.store import PictureStore
+from tandem.pictures.vlm_config import in_tower
 from tandem.training.fsdp import FsdpEngine
 from tandem.types import Batch, Completion, Demonstration, IntArray, Picture, Request, SamplingParams, TokenColumns
 from tests.picture_engines import WeightedLogprobs, encoded_by, engine_of, generate, logprobs

@@ -24,7 +24,7 @@ from tandem.jobs.openings import Openings, make_openings, unknown_part
 from tandem.jobs.room import RoomWatch
 from tandem.models.loading import load_tokenizer
 from tandem.pictures.shown import ModelPictures
-from tandem.rollout.formats.make import make_format
+from tandem.rollout.formats.for_tokenizer import make_format
 from tandem.rollout.transcript import trajectory_without_turns
 from tandem.tracking.jsonl import read_metrics
 from tandem.types import Group, Prompt, Score, Status

@@ -22,7 +22,7 @@ from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_stri
 from tandem.errors import UserError
 from tandem.models.sight import sight_of
 from tandem.pictures.layouts.base import Layout
-from tandem.pictures.model import in_tower, picture_format
+from tandem.pictures.vlm_config import in_tower, picture_format
 from tests.picture_families import FAMILIES, config_of, make_tokenizer
 
 

@@ -16,14 +16,14 @@ from tandem.config.training import MegatronTrainingConfig
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
 from tandem.planning.calibration import read_run
+from tandem.planning.fsdp_memory import FsdpSizes
 from tandem.planning.hardware import parse_machines
-from tandem.planning.memory import FsdpSizes
 from tandem.planning.mends import fullest
 from tandem.planning.offload import host_traffic
 from tandem.planning.passes import HostTraffic, Passes
+from tandem.planning.phases import engine_of, moments, resident
+from tandem.planning.placement_search import Plan, Way
 from tandem.planning.placements import as_it_is, costs_of, models_of, roles_of, scales_of, time_report, workload_of
-from tandem.planning.roles import engine_of, moments, resident
-from tandem.planning.search import Plan, Way
 from tandem.planning.settings import as_overrides, changes_for, dealt, fits, sets_of, trainings_of
 from tandem.planning.time import ParallelDims
 from tests.conftest import ROOT, load_file

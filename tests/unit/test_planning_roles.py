@@ -13,12 +13,12 @@ from tandem.config.load import load_config
 from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.errors import UserError
 from tandem.jobs.notes import memory_notes
+from tandem.planning.fsdp_memory import FsdpSizes, Memory, resident
 from tandem.planning.hardware import CARDS
-from tandem.planning.memory import FsdpSizes, Memory, resident
 from tandem.planning.mends import find_mend, fullest
 from tandem.planning.model_shape import read_shape
+from tandem.planning.phases import hosts, moments, not_counted
 from tandem.planning.planned import Planned
-from tandem.planning.roles import hosts, moments, not_counted
 
 ROOT = Path(__file__).parents[2]
 GIB = 2**30

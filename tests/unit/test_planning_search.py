@@ -11,7 +11,7 @@ import pytest
 from tandem.errors import UserError
 from tandem.planning.costs import ClusterCosts, PlannedRole, Serving, parallel_layouts, parallel_memory
 from tandem.planning.hardware import CARDS, parse_machines
-from tandem.planning.search import Candidate, Generating, partitions, search, why
+from tandem.planning.placement_search import Candidate, Generating, partitions, search, why
 from tandem.planning.time import ParallelDims, Workload
 from tests.conftest import ROOT, load_file
 

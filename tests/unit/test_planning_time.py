@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tandem.planning.decoding import DecodeCost, generation_s, steady_generation_s
+from tandem.planning.decode_cost import DecodeCost, generation_s, steady_generation_s
 from tandem.planning.hardware import CARDS, parse_machines
 from tandem.planning.passes import Passes
 from tandem.planning.time import CONSTANTS, Constants, ParallelDims, StepTime, Workload, response_lengths

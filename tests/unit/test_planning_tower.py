@@ -20,9 +20,9 @@ from tandem.cli import app
 from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
 from tandem.models.tower import _KEPT_BYTES
-from tandem.planning.memory import FsdpSizes, Memory, phases
+from tandem.planning.fsdp_memory import FsdpSizes, Memory, phases
 from tandem.planning.model_shape import shape_of
-from tandem.planning.roles import HostMemory, hosts
+from tandem.planning.phases import HostMemory, hosts
 from tandem.planning.tower_memory import KEPT_FEATURES, KEPT_PIXELS
 from tandem.planning.tower_shape import TOWERS
 from tandem.planning.trace.pretend import compiler

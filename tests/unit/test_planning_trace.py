@@ -14,11 +14,11 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from tandem.config.training import FsdpTrainingConfig
-from tandem.planning.memory import FsdpSizes, phases
+from tandem.planning.fsdp_memory import FsdpSizes, phases
 from tandem.planning.model_shape import shape_of
 from tandem.planning.trace.pretend import compiler
-from tandem.planning.trace.report import answers_to
 from tandem.planning.trace.step import FakeRun, Loss, extrapolated, make_engine, micro_batch, on_meta_device, trace
+from tandem.planning.trace.trace_report import answers_to
 
 DENSE = {
     "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 3584, "num_attention_heads": 28,

@@ -20,15 +20,15 @@ from pydantic import ValidationError
 
 from tandem.config.conversation import ToolsEnvironmentConfig
 from tandem.errors import UserError
+from tandem.rollout.conversation_images import shown
 from tandem.rollout.environment import Answer, EnvironmentFailed, ToolCall
 from tandem.rollout.make import make_environments
-from tandem.rollout.pictures import shown
 from tandem.rollout.tools.base import CallLimits, ToolError, ToolSession
 from tandem.rollout.tools.builtin.mcp import McpToolsConfig
 from tandem.rollout.tools.builtin.mcp_file import McpFileConfig
-from tandem.rollout.tools.mcp import McpTools, _Line
 from tandem.rollout.tools.mcp_connection import McpConnection
 from tandem.rollout.tools.mcp_servers import McpServer, mcp_file_servers, mcp_server, verl_mcp_servers
+from tandem.rollout.tools.mcp_tools import McpTools, _Line
 from tandem.types import Prompt
 from tests.mcp_server import LIES
 

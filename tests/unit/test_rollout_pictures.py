@@ -24,11 +24,11 @@ from tandem.config.data import ImagesConfig
 from tandem.errors import UserError
 from tandem.pictures.shown import ModelPictures
 from tandem.rollout.conversation import Conversations
+from tandem.rollout.conversation_images import Lines, shown
 from tandem.rollout.environment import Answer, Reply
 from tandem.rollout.formats.template import TemplateFormat
 from tandem.rollout.make import make_environments
-from tandem.rollout.pictures import Lines, shown
-from tandem.rollout.tools.mcp import content_of
+from tandem.rollout.tools.mcp_tools import content_of
 from tandem.rollout.transcript import Transcript
 from tandem.types import Completion, Message, Picture, Prompt, Request, SamplingParams, Status, Trajectory
 

@@ -16,7 +16,7 @@ from tandem.files import load_named
 from tandem.rollout.environment import Answer, EnvironmentFailed, Reply, ToolCall
 from tandem.rollout.make import make_environments
 from tandem.rollout.tools.calls import Toolbox
-from tandem.rollout.tools.functions import as_content, as_result
+from tandem.rollout.tools.function_tools import as_content, as_result
 from tandem.types import Prompt
 
 TOOLS = '''

@@ -18,7 +18,7 @@ from tandem.config.conversation import ConversationConfig, ToolsEnvironmentConfi
 from tandem.errors import UserError
 from tandem.rollout.conversation import Conversations
 from tandem.rollout.environment import Answer, EnvironmentFailed, Reply, ToolCall
-from tandem.rollout.formats.make import make_format
+from tandem.rollout.formats.for_tokenizer import make_format
 from tandem.rollout.make import make_environments
 from tandem.types import Prompt, SamplingParams, Trajectory
 from tests.agents import ScriptedEngine, stop_id, tokenizer

@@ -20,10 +20,10 @@ from tandem.config.reward import RewardConfig, RewardFunctionConfig
 from tandem.errors import UserError
 from tandem.reward.functions import check_functions
 from tandem.reward.rules.code import unit_tests
-from tandem.sandbox import make, seccomp
+from tandem.sandbox import build, seccomp
 from tandem.sandbox.base import Limits
+from tandem.sandbox.build import make_sandbox
 from tandem.sandbox.local import LocalSandbox
-from tandem.sandbox.make import make_sandbox
 from tandem.sandbox.tests import run_tests
 from tests.endpoint import wait_until
 from tests.sandboxes import sandboxed
@@ -323,7 +323,7 @@ def test_without_a_sandbox_code_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_a_run_without_a_sandbox_is_refused_before_it_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    make._make.cache_clear()
+    build._make.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match=r"reward\.functions: .*bubblewrap"):
         check_functions(RewardConfig(), ["mbpp"])

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from tandem.sandbox.json_values import pack, receive, send, unpack
 from tandem.sandbox.proxies import AnsweringEnd, AskingEnd, RemoteObject, SolutionError
-from tandem.sandbox.wire import pack, receive, send, unpack
 
 
 def refuse(*parts: Any) -> Any:

@@ -28,7 +28,7 @@ from tandem.rollout.environment import Answer, ToolCall
 from tandem.rollout.make import make_environments
 from tandem.rollout.tools.base import CallLimits
 from tandem.rollout.tools.builtin.search import SearchToolsConfig
-from tandem.rollout.tools.search import SearchTools
+from tandem.rollout.tools.search_tool import SearchTools
 from tandem.search.index import Index, Passage, build_index, open_index, shown
 from tandem.search.vectors import Embedding
 from tandem.search.words import WordRanker, words_of
@@ -130,7 +130,7 @@ def test_an_index_is_not_written_over(tmp_path: Path) -> None:
 
 
 def _index(corpus: Path, out: Path) -> None:
-    from tandem.jobs.search import make_index
+    from tandem.jobs.build_index import make_index
 
     make_index(corpus, out, None)
 

@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 
 from tandem.rollout.tools.base import CallLimits
-from tandem.rollout.tools.mcp import McpTools
 from tandem.rollout.tools.mcp_servers import McpServer
+from tandem.rollout.tools.mcp_tools import McpTools
 from tandem.search.index import Passage, build_index, open_index, shown
 from tandem.types import Prompt
 from tests.endpoint import wait_until

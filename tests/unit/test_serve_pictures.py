@@ -27,10 +27,10 @@ from tandem.config.tree import ServeConfig
 from tandem.jobs.serve import EngineAnswerer, make_answerer, make_server
 from tandem.pictures.shown import ModelPictures
 from tandem.rollout.agents import Access, AgentsWord
-from tandem.serving.pictures import RecentPictures
+from tandem.serving.agent_training import AgentConversations, AgentLimits
+from tandem.serving.request_images import RecentPictures
 from tandem.serving.server import reserve
 from tandem.serving.sessions import Sessions
-from tandem.serving.training import AgentConversations, AgentLimits
 from tandem.training.fsdp import make_engine
 from tandem.types import Demonstration, Picture, Prompt, SamplingParams, Status
 from tests.endpoint import TOKEN, running

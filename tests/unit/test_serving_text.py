@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tandem.serving.text import Detokenizer, StopCutter
+from tandem.serving.detokenizer import Detokenizer, StopCutter
 
 TEXTS = (
     "plain words, and more of them.",

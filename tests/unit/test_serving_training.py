@@ -19,7 +19,7 @@ import pytest
 from tandem.errors import EngineError, UserError
 from tandem.rollout.agents import Access, Agent, AgentsWord, CommandAgent, FunctionAgent, word_of
 from tandem.rollout.environment import EnvironmentFailed
-from tandem.serving.training import AgentConversations, AgentLimits
+from tandem.serving.agent_training import AgentConversations, AgentLimits
 from tandem.types import IntArray, Prompt, SamplingParams, Status, Trajectory
 from tandem.workers.event_loop import PausingEventLoop
 from tests.agents import ADD, ANSWER, CALL, ScriptedEngine, a_policy, stop_id, tokenizer

@@ -19,15 +19,15 @@ from tandem.cli import main
 from tandem.config.load import dump_config
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
-from tandem.simulation import table
-from tandem.simulation.decoding import Decoding, SimulatedAnswers
+from tandem.simulation import outcome_table
+from tandem.simulation.continuous_batching import Decoding, SimulatedAnswers
 from tandem.simulation.lengths import LognormalLengths
 from tandem.simulation.measured import measure
 from tandem.simulation.options import Options, count_steps, setup_of
-from tandem.simulation.run import simulate
+from tandem.simulation.simulated_run import simulate
 from tandem.simulation.speeds import EngineSpeed, Recorded, Setup, Speeds
 from tandem.simulation.virtual import Deadlock, VirtualCluster
-from tandem.simulation.workers import VirtualRewards
+from tandem.simulation.virtual_workers import VirtualRewards
 
 SPLIT = {"pools": {"train": [1], "gen": [1]}, "roles": {"rollout": "gen"}}
 
@@ -236,7 +236,7 @@ def test_the_best_is_the_smallest_of_the_fast() -> None:
     setup = Setup(Speeds(EngineSpeed(1.0), train_step_s=40.0), Listed([80.0]))
     outcomes = [simulate(config(k), setup, 30) for k in (0, 1, 2, 4)]
     assert [round(one.step_s) for one in outcomes] == [120, 60, 40, 40]
-    assert table.best(outcomes).max_staleness == 2
+    assert outcome_table.best(outcomes).max_staleness == 2
     assert outcomes[0].trainer_waits == pytest.approx(2 / 3, abs=0.01)
     assert outcomes[0].engines_idle == pytest.approx(1 / 3, abs=0.01)
     assert outcomes[2].engines_idle == pytest.approx(0, abs=0.01)
@@ -294,7 +294,7 @@ def test_the_run_that_speeds_are_of_is_simulated_beside_itself(
     assert re.search(r"that run took (\d\.\d+) s a step; simulated from its speeds \d\.\d+ s, [+-]\d%\n", told)
     assert "k = 4: engines decode more rows side by side than that run's, 12 at most" in told
     own = Setup(Speeds(EngineSpeed(1.0), train_step_s=40.0), Listed([80.0]))
-    assert table.check(Recorded(config(0), own, step_s=100.0, rows=1)).endswith(
+    assert outcome_table.check(Recorded(config(0), own, step_s=100.0, rows=1)).endswith(
         "120.000 s, +20%: what follows is no nearer"
     )
     even = pq.read_table(run / "trajectories/step_000003.parquet").to_pydict()

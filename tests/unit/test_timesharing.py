@@ -18,7 +18,7 @@ from tandem.controller.assembly import turns_of
 from tandem.controller.groups import WorkerGroup
 from tandem.controller.pools import ResourcePool, Role
 from tandem.controller.timesharing import DeviceTurns, Phase, TimeSharing
-from tandem.planning.roles import _ELSEWHERE, Stage
+from tandem.planning.phases import _ELSEWHERE, Stage
 from tandem.workers.host import Worker
 from tandem.workers.registration import Dispatch, register
 

@@ -16,8 +16,8 @@ from rich.console import Console
 from tandem import activity
 from tandem.tracking.base import Sample, TrackedRun
 from tandem.tracking.console import ConsoleTracker
-from tandem.tracking.environment import write_environment
 from tandem.tracking.jsonl import JsonlTracker, read_metrics
+from tandem.tracking.run_environment import write_environment
 from tandem.tracking.trackers.tensorboard import TensorBoardConfig, TensorBoardTracker
 
 
@@ -120,7 +120,7 @@ def test_tensorboard_events_hold_every_metric_and_hide_repeated_steps(tmp_path):
 def test_tracking_and_checkpoints_import_no_torch():
     code = (
         "import sys, tandem.checkpoint, tandem.tracking.report, tandem.tracking.console, "
-        "tandem.tracking.jsonl, tandem.tracking.environment, tandem.tracking.trackers.tensorboard;"
+        "tandem.tracking.jsonl, tandem.tracking.run_environment, tandem.tracking.trackers.tensorboard;"
         "assert not {'torch', 'tensorboard'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -134,7 +134,7 @@ def test_packages_of_all_times_have_a_name_and_a_version(tmp_path, monkeypatch):
         path.parent.mkdir(exist_ok=True)
         path.write_text(described.format(place.partition("-")[0]))
     found = partial(distributions, path=[str(tmp_path)])
-    monkeypatch.setattr("tandem.tracking.environment.distributions", found)
+    monkeypatch.setattr("tandem.tracking.run_environment.distributions", found)
     write_environment(tmp_path, seed=0)
     packages = json.loads((tmp_path / "environment.json").read_text())["packages"]
     assert packages == {"new": "1.2", "older": "1.2", "oldest": "1.2"}

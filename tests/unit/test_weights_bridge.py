@@ -18,7 +18,7 @@ from tandem.errors import EngineError
 from tandem.regions import Region, Shard, chunk, slices_in, whole
 from tandem.weights import bridge
 from tandem.weights.bridge import Address, Receiver, Sender, open_bridge
-from tandem.weights.schedule import Held, Layout
+from tandem.weights.transfer_schedule import Held, Layout
 
 BUCKET = 4096
 TYPES = {"c": torch.bfloat16, "odd": torch.bfloat16}

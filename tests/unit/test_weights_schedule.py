@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tandem.errors import EngineError
 from tandem.regions import Region, chunk, common, elements, pieces, shape_of, slices_in, whole
-from tandem.weights.schedule import Held, Layout, Round, all_of, make_schedule, messages
+from tandem.weights.transfer_schedule import Held, Layout, Round, all_of, make_schedule, messages
 
 LAYERS, EXPERTS, HIDDEN, BUCKET = 4, 4, 12, 512
 COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from tandem.config.generation import NativeGenerationConfig, ReplicatedGenerationConfig, VllmGenerationConfig
 from tandem.config.model import ModelConfig
 from tandem.config.tree import RolloutConfig
-from tandem.pictures.model import sees_pictures
+from tandem.pictures.vlm_config import sees_pictures
 
 
 def judge_has_devices(config: RolloutConfig) -> Iterator[str]:

@@ -8,7 +8,7 @@ from tandem.config.cluster import RoleName
 from tandem.config.roles import has_critic
 from tandem.config.tree import EvalConfig, ModelsConfig, RolloutConfig, TrainConfig
 from tandem.model_files import known_config
-from tandem.pictures.model import ENCODED_ALONE, MODEL_TYPES, PICTURES_ON_VLLM, model_type, sees_pictures
+from tandem.pictures.vlm_config import ENCODED_ALONE, MODEL_TYPES, PICTURES_ON_VLLM, model_type, sees_pictures
 
 _PICTURE_CUT = (
     "model_type", "image_token_id", "image_token_index", "patch_size", "spatial_merge_size", "image_size",

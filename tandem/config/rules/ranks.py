@@ -8,7 +8,7 @@ from tandem.config.roles import has_critic, model_roles
 from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
 from tandem.config.tree import ModelsConfig
 from tandem.model_files import MEND, known_config, rope_kinds, text_config
-from tandem.pictures.model import sees_pictures
+from tandem.pictures.vlm_config import sees_pictures
 
 MEGATRON_FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """Model types whose bridge to Megatron-Core is tested."""

@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping
 
-from tandem.data.preprocess import benchmarks, choice, code, hh, math, pictures, questions
+from tandem.data.preprocess import benchmarks, code, hh, math, multiple_choice, pictures, questions
 from tandem.data.preprocess.convert import ToRows
 
 CONVERTERS: Mapping[str, ToRows] = {
     "aime": benchmarks.aime,
-    "aqua": choice.aqua,
+    "aqua": multiple_choice.aqua,
     "geo3k": pictures.geo3k,
     "gsm8k": math.gsm8k,
-    "hellaswag": choice.hellaswag,
+    "hellaswag": multiple_choice.hellaswag,
     "hh": hh.hh,
     "hotpotqa": questions.questions("hotpotqa"),
     "humaneval": code.humaneval,

@@ -15,7 +15,7 @@ from tandem.config.tree import EvalConfig, RewardModelConfig, RolloutConfig, Tra
 from tandem.hub import fetch_weights
 from tandem.model_files import DESCRIPTIONS, MEND, indexed_files, known_config, read_model_config
 from tandem.models.families import refusal
-from tandem.pictures.model import in_tower
+from tandem.pictures.vlm_config import in_tower
 from tandem.stored import DamagedFile, read_json
 
 _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")

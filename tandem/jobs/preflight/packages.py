@@ -9,7 +9,7 @@ from tandem.config.tree import RolloutConfig, RunConfig
 from tandem.errors import UserError
 from tandem.generation.releases import check_sglang, check_vllm, installed
 from tandem.jobs.preflight.models import adapter_keys
-from tandem.pictures.model import model_type, sees_pictures
+from tandem.pictures.vlm_config import model_type, sees_pictures
 from tandem.tracking.trackers import chosen_trackers
 
 

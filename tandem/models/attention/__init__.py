@@ -9,8 +9,8 @@ check       whether a GPU's kernel does what pieces rely on
 """
 
 from tandem.models.attention.interface import ATTENTION, HARMLESS, refuse_arguments
+from tandem.models.attention.packed import PackedRows
 from tandem.models.attention.pieces import Scoring
-from tandem.models.attention.rows import PackedRows
 from tandem.models.attention.scattered import ScatteredRows
 
 __all__ = ["ATTENTION", "HARMLESS", "PackedRows", "ScatteredRows", "Scoring", "refuse_arguments"]

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.distributed import ProcessGroup
 
+from tandem.models.attention.packed import PackedRows
 from tandem.models.attention.pieces import Scoring
-from tandem.models.attention.rows import PackedRows
 
 
 class ScatteredRows:

@@ -98,7 +98,7 @@ def on_meta_device(run: FakeRun, directory: Path) -> Any:
 
 @contextmanager
 def fake_tower(run: FakeRun, loaded: Any, directory: Path) -> Iterator[Any]:
-    from tandem.planning.trace.tower import FakeTower, towers_read_values
+    from tandem.planning.trace.fake_tower import FakeTower, towers_read_values
 
     (directory / "preprocessor_config.json").write_text('{"image_processor_type": "Qwen2VLImageProcessor"}')
     with towers_read_values(loaded.config.model_type, run.device):
@@ -138,7 +138,7 @@ def micro_batch(run: FakeRun) -> Any:
 
     token_ids, pictures = np.zeros(offsets[-1], dtype=np.int32), ()
     if run.picture_tokens:
-        from tandem.planning.trace.tower import mark, picture_of
+        from tandem.planning.trace.fake_tower import mark, picture_of
 
         mark(token_ids, run.picture_tokens)
         pictures = (picture_of(run.picture_tokens),)

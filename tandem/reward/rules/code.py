@@ -8,9 +8,9 @@ from tandem.reward.rules.code_blocks import extract_code
 from tandem.reward.rules.code_checks import require_modules
 from tandem.reward.rules.code_truth import CallTests, ProgramTests, SourceTests, read_tests
 from tandem.reward.rules.own_words import Turns, own_words
+from tandem.sandbox.build import make_sandbox
 from tandem.sandbox.harness import ASKED_NOTHING
 from tandem.sandbox.local import LocalSandbox
-from tandem.sandbox.make import make_sandbox
 from tandem.sandbox.tests import call_test, run_programs, run_tests
 
 LEETCODE_MODULES = (

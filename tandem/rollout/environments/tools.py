@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from tandem.rollout.conversation_images import Content, appended
 from tandem.rollout.environment import Answer, Counts, Reply, ToolSchema
-from tandem.rollout.pictures import Content, appended
 from tandem.rollout.tools.calls import Calls, Toolbox
 from tandem.rollout.users.base import User, Users
 from tandem.types import Message, Prompt

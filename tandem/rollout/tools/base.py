@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tandem.rollout.conversation_images import Content
 from tandem.rollout.environment import ToolSchema
-from tandem.rollout.pictures import Content
 from tandem.types import Prompt
 
 

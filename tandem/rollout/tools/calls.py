@@ -8,8 +8,8 @@ from tandem.config.conversation import ToolLimitsConfig
 from tandem.errors import UserError
 from tandem.pictures.prepare import BadPicture
 from tandem.pictures.shown import ModelPictures
+from tandem.rollout.conversation_images import Content, appended, shown
 from tandem.rollout.environment import Answer, Counts, ToolCall, ToolSchema
-from tandem.rollout.pictures import Content, appended, shown
 from tandem.rollout.together import together
 from tandem.rollout.tools.base import ToolError, ToolResult, ToolSession, ToolSet
 from tandem.types import Message, Prompt

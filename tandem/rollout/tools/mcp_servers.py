@@ -159,7 +159,7 @@ def mcp_tools(servers: Sequence[McpServer], limits: CallLimits) -> list[ToolSet]
     if not servers:
         return []
     try:
-        from tandem.rollout.tools.mcp import McpTools
+        from tandem.rollout.tools.mcp_tools import McpTools
     except ModuleNotFoundError as error:
         raise UserError(
             f"tools of MCP servers need {error.name}: pip install -e '.[agents]' in a clone of Tandem"

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from tandem.errors import UserError
 from tandem.models.directory import by_layer, model_file, write_index
 from tandem.models.storage import TensorFile
-from tandem.training.megatron.model import Bridged, Stage
+from tandem.training.megatron.bridge_model import Bridged, Stage
 from tandem.training.megatron.optimizer import ShardedAdamW
 
 

@@ -32,12 +32,12 @@ from tandem.errors import UserError
 from tandem.models.storage import TensorFile
 from tandem.regions import Shard
 from tandem.training.base import LossResult, PassResult, sum_parts, sum_results
+from tandem.training.megatron.bridge_model import Bridged, Stage
 from tandem.training.megatron.checkpoint import load_state, save_model, save_state
 from tandem.training.megatron.fixes import keep_the_padding_of_buckets, mend
-from tandem.training.megatron.model import Bridged, Stage
 from tandem.training.megatron.optimizer import ShardedAdamW
+from tandem.training.megatron.packed_rows import PackedSeqPlan, RankRows, lay_out
 from tandem.training.megatron.routers import expert_load
-from tandem.training.megatron.rows import PackedSeqPlan, RankRows, lay_out
 from tandem.training.megatron.vocabulary import TokenStatistics
 from tandem.types import MicroBatch, Outputs, TokenColumns, TokenLoss
 

@@ -15,8 +15,8 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from torch import Tensor
 
 from tandem.models.attention import Scoring
+from tandem.training.megatron.packed_rows import PackedSeqPlan
 from tandem.training.megatron.routers import Router
-from tandem.training.megatron.rows import PackedSeqPlan
 
 FUSED = find_spec("transformer_engine") is not None
 """TransformerEngine is there, with the fused layers of GPUs."""

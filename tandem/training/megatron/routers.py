@@ -16,7 +16,7 @@ from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
-from tandem.training.megatron.rows import PackedSeqPlan
+from tandem.training.megatron.packed_rows import PackedSeqPlan
 
 
 class Router(TopKRouter):

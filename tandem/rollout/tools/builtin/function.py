@@ -22,6 +22,6 @@ class FunctionToolConfig(ToolsConfig):
     calls_at_once: MayChange[PositiveInt] = 64
 
     def tool_sets(self, limits: "CallLimits", result_characters: int) -> "list[ToolSet]":
-        from tandem.rollout.tools.functions import function_tools
+        from tandem.rollout.tools.function_tools import function_tools
 
         return [function_tools(self, limits)]

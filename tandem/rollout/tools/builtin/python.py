@@ -46,6 +46,6 @@ class PythonToolConfig(ToolsConfig):
         return given  # pyright: ignore[reportUnknownVariableType]
 
     def tool_sets(self, limits: "CallLimits", result_characters: int) -> "list[ToolSet]":
-        from tandem.rollout.tools.python import PythonTools
+        from tandem.rollout.tools.python_tool import PythonTools
 
         return [PythonTools(self, limits, result_characters)]

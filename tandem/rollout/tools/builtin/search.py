@@ -28,6 +28,6 @@ class SearchToolsConfig(ToolsConfig):
     calls_at_once: MayChange[PositiveInt] = 4
 
     def tool_sets(self, limits: "CallLimits", result_characters: int) -> "list[ToolSet]":
-        from tandem.rollout.tools.search import SearchTools
+        from tandem.rollout.tools.search_tool import SearchTools
 
         return [SearchTools(self, limits)]

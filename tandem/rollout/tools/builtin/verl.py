@@ -19,7 +19,7 @@ class VerlToolsConfig(ToolsConfig):
 
     def tool_sets(self, limits: "CallLimits", result_characters: int) -> "list[ToolSet]":
         from tandem.rollout.tools.mcp_servers import mcp_tools, verl_mcp_servers
-        from tandem.rollout.tools.verl import VerlTools, mcp_entries
+        from tandem.rollout.tools.verl_tools import VerlTools, mcp_entries
 
         servers = [server for entry in mcp_entries(self) for server in verl_mcp_servers(entry, self.path)]
         return [VerlTools(self, limits), *mcp_tools(servers, limits)]

@@ -16,8 +16,8 @@ from pydantic import ConfigDict, PydanticUserError, ValidationError, validate_ca
 from tandem.errors import UserError
 from tandem.files import load_named
 from tandem.pictures.sources import IMAGE_PARTS, SOURCES, VIDEO_PART, is_image, not_shown
+from tandem.rollout.conversation_images import Content
 from tandem.rollout.environment import EnvironmentFailed, ToolSchema
-from tandem.rollout.pictures import Content
 from tandem.rollout.tools.base import CallLimits, ToolError, ToolResult, ToolSession, ToolSet
 from tandem.rollout.tools.builtin.function import FunctionToolConfig
 from tandem.rollout.users_code import call, exceptions_only

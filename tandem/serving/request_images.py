@@ -9,7 +9,7 @@ from pathlib import Path
 from tandem.pictures.prepare import BadPicture
 from tandem.pictures.shown import ModelPictures
 from tandem.pictures.store import PictureStore, Pixels
-from tandem.rollout.pictures import picture_parts, stored, stored_aside
+from tandem.rollout.conversation_images import picture_parts, stored, stored_aside
 from tandem.serving.errors import RequestError
 from tandem.types import Message
 

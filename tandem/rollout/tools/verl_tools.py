@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict
 
 from tandem.errors import UserError
 from tandem.files import load_named
+from tandem.rollout.conversation_images import Content, appended
 from tandem.rollout.environment import EnvironmentFailed, ToolSchema
-from tandem.rollout.pictures import Content, appended
 from tandem.rollout.tools.base import CallLimits, ToolError, ToolResult, ToolSession
 from tandem.rollout.tools.builtin.verl import VerlToolsConfig
 from tandem.rollout.users_code import call, exceptions_only

@@ -22,10 +22,10 @@ from tandem.controller.groups import RemoteWorkers
 from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import ResourcePoolManager, Role
 from tandem.errors import UserError
-from tandem.simulation.decoding import Work
+from tandem.simulation.continuous_batching import Work
 from tandem.simulation.speeds import Setup
 from tandem.simulation.virtual import VirtualCluster
-from tandem.simulation.workers import VirtualEngine, VirtualModel, VirtualRewards, World
+from tandem.simulation.virtual_workers import VirtualEngine, VirtualModel, VirtualRewards, World
 from tandem.types import Group
 from tandem.workers.rollout import ranks_per_engine
 

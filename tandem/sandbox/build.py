@@ -6,8 +6,8 @@ from functools import cache
 from tandem.errors import UserError
 from tandem.sandbox.base import Limits, Sandbox
 from tandem.sandbox.local import LocalSandbox
-from tandem.sandbox.packages import find_packages
 from tandem.sandbox.remote import SandboxFusion
+from tandem.sandbox.visible_packages import find_packages
 
 
 def make_sandbox(

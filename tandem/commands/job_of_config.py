@@ -10,7 +10,7 @@ from tandem.config.job import Job
 from tandem.config.load import written_tree
 from tandem.config.paths import DataPaths
 from tandem.errors import UserError
-from tandem.planning.job import jobs_of
+from tandem.planning.planned_jobs import jobs_of
 
 
 def job_of(path: Path, overrides: Sequence[str]) -> Job:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem.simulation.decoding import Decoding, SimulatedAnswers
+from tandem.simulation.continuous_batching import Decoding, SimulatedAnswers
 from tandem.simulation.lengths import Lengths
 from tandem.simulation.speeds import Speeds
 from tandem.simulation.virtual import Timed, VirtualCluster

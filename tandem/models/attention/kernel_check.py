@@ -13,7 +13,7 @@ from torch.nn.attention import current_flash_attention_impl
 from transformers import PreTrainedConfig
 
 from tandem.errors import EngineError
-from tandem.models.attention.choice import kernel_for
+from tandem.models.attention.kernel_choice import kernel_for
 from tandem.models.attention.kernels import Flash, ReferenceKernel
 from tandem.models.attention.pieces import KernelCall, Piece, attend, gathered, shared_prefixes
 

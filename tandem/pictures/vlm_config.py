@@ -9,7 +9,7 @@ from tandem.errors import UserError
 from tandem.model_files import MEND, known_config, read_model_config
 from tandem.pictures.layouts.base import Layout, ModelFiles
 from tandem.pictures.layouts.patches import glm, qwen
-from tandem.pictures.layouts.rows import mistral3
+from tandem.pictures.layouts.row_breaks import mistral3
 from tandem.pictures.layouts.square import llava
 from tandem.pictures.layouts.tiles import internvl, smolvlm
 from tandem.pictures.layouts.videos import VideoLayout, qwen2_5_videos, qwen2_videos, qwen3_videos

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tandem.models.attention.choice import kernel_for
+from tandem.models.attention.kernel_choice import kernel_for
 from tandem.models.attention.pieces import KernelCall, Piece, Scoring, attend, gathered, shared_prefixes, tokens_before
 from tandem.models.attention.rectangles import Cpu
 from tandem.types import IntArray

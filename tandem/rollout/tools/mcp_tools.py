@@ -12,8 +12,8 @@ from typing import Any
 import mcp_types
 
 from tandem.errors import UserError
+from tandem.rollout.conversation_images import Content, appended
 from tandem.rollout.environment import EnvironmentFailed, ToolSchema
-from tandem.rollout.pictures import Content, appended
 from tandem.rollout.tools.base import CallLimits, ToolError, ToolResult, ToolSession
 from tandem.rollout.tools.mcp_connection import ConnectionEnded, McpConnection, RequestRefused
 from tandem.rollout.tools.mcp_servers import McpServer

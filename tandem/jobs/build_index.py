@@ -19,14 +19,14 @@ def make_index(corpus: Path, out: Path, embedding: Embedding | None) -> int:
 
 def serve_over_stdio(index: Path) -> None:
     """As an MCP server, until standard input ends."""
-    from tandem.serving.search import make_mcp_server
+    from tandem.serving.search_server import make_mcp_server
 
     make_mcp_server(open_index(index)).run("stdio")
 
 
 def serve_over_http(index: Path, reserved: socket.socket, token: str, limits: ServerLimits) -> None:
     """As an MCP server and over plain HTTP, until Ctrl-C or SIGTERM."""
-    from tandem.serving.search import run_search_server
+    from tandem.serving.search_server import run_search_server
 
     asyncio.run(run_search_server(open_index(index), reserved, token, limits))
 

@@ -17,8 +17,7 @@ from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainCon
 from tandem.errors import UserError
 from tandem.planning import megatron_memory
 from tandem.planning import memory as fsdp_memory
-from tandem.planning.megatron_memory import MegatronSizes
-from tandem.planning.memory import (
+from tandem.planning.fsdp_memory import (
     FsdpSizes,
     Memory,
     Phase,
@@ -27,6 +26,7 @@ from tandem.planning.memory import (
     kept_on_host,
     pixels_on_host,
 )
+from tandem.planning.megatron_memory import MegatronSizes
 from tandem.planning.model_shape import ModelShape, read_shape
 from tandem.planning.planned import Planned, adapters_of, item_bytes, learning_roles, longest_row
 from tandem.planning.serving import judge_memory, native_memory, replica_memory
@@ -322,7 +322,7 @@ def _moment(config: Planned, pool: _Pool, role: str, phase: Phase, memory: Memor
         judges = config.reward.judge.generation
         processes += 0 if isinstance(judges, NativeGenerationConfig) else judges.replicas
     context = processes * CONTEXT_BYTES + (NCCL_BYTES if pool.ranks > 1 else 0)
-    tensors = memory.total - memory.cache
+    tensors = fsdp_memory.total - fsdp_memory.cache
     allowed = Memory(context=context, slack=int(SLACK * tensors))
     return Moment(pool.name, pool.ranks, role, phase, memory + allowed)
 

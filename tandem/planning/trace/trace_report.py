@@ -13,10 +13,10 @@ from tandem.config.roles import model_roles
 from tandem.config.training import FsdpTrainingConfig
 from tandem.config.tree import SftConfig
 from tandem.errors import UserError
-from tandem.planning.memory import phases
+from tandem.planning.fsdp_memory import phases
 from tandem.planning.model_shape import ModelShape, read_shape
+from tandem.planning.phases import engine_of
 from tandem.planning.planned import Planned, adapters_of, learning_roles, longest_row
-from tandem.planning.roles import engine_of
 from tandem.planning.trace.pretend import compiler
 from tandem.planning.trace.step import FakeRun, extrapolated
 

@@ -12,7 +12,7 @@ from tandem.rollout.tools.builtin.python import PythonToolConfig
 from tandem.sandbox.base import Limits
 from tandem.sandbox.interpreter import LEFT_OUT, CellTimeout, Interpreter, InterpreterEnded, Interpreters
 from tandem.sandbox.local import LocalSandbox
-from tandem.sandbox.packages import find_packages
+from tandem.sandbox.visible_packages import find_packages
 from tandem.types import Prompt
 
 _OWN_PROCESSES = 2

@@ -21,8 +21,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from tandem.rollout.agents import Access, Agent, AgentsWord
+from tandem.rollout.conversation_images import with_data_urls
 from tandem.rollout.environment import EnvironmentFailed
-from tandem.rollout.pictures import with_data_urls
 from tandem.rollout.session import PolicyEndpoint, Rules, Session
 from tandem.rollout.single_turn import DecodeAll
 from tandem.rollout.together import together

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from tandem.config.tree import TrainConfig
 from tandem.simulation.lengths import Lengths
 from tandem.simulation.measured import engines_on
-from tandem.simulation.run import SimulatedRun, refuse_unsimulated, simulate
+from tandem.simulation.simulated_run import SimulatedRun, refuse_unsimulated, simulate
 from tandem.simulation.speeds import Recorded, Setup
 from tandem.simulation.virtual import Deadlock
 
