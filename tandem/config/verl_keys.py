@@ -67,7 +67,7 @@ def warmed(given: Any) -> int:
     return max(whole(given) - 1, 0)
 
 
-ADAPTERS: Table = {
+_ADAPTERS: Table = {
     "lora.rank": Key("rank", convert=nonzero, older=("lora_rank",)),
     "lora.alpha": Key("alpha", 16, older=("lora_alpha",), when=("rank",)),
     "target_modules": Key("target_modules", "all-linear", when=("rank",)),
@@ -103,12 +103,12 @@ KEYS: Table = {
     "data.trust_remote_code": "model.trust_remote_code",
     "actor_rollout_ref.actor.fsdp_config.model_dtype": Key("model.dtype", "bfloat16", precision),
     "actor_rollout_ref.rollout.dtype": "model.dtype",
-    **under("actor_rollout_ref.model.", "model.lora.", ADAPTERS),
+    **under("actor_rollout_ref.model.", "model.lora.", _ADAPTERS),
     "actor_rollout_ref.actor.freeze_vision_tower": Key(
         "model.vision_tower", convert=if_true("frozen"), say="model.vision_tower: frozen"
     ),
     "critic.model.path": Key("model.critic_path", convert=nonzero),
-    **under("critic.model.", "model.critic_lora.", ADAPTERS, _PPO),
+    **under("critic.model.", "model.critic_lora.", _ADAPTERS, _PPO),
     **together(
         "model.reward_model_path", "reward_model.enable", "reward_model.model.path", "reward.reward_model.enable",
         "reward.reward_model.model_path",

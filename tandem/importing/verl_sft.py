@@ -6,8 +6,20 @@ Facts about their keys and defaults are from verl's published configuration file
 
 from typing import Any
 
-from tandem.config.counterparts import Key, Table, if_true, list_of, listed, positive, precision, together, under, whole
-from tandem.config.verl_keys import ADAPTERS, TRAINER
+from tandem.config.counterparts import (
+    Key,
+    Table,
+    if_true,
+    list_of,
+    listed,
+    nonzero,
+    positive,
+    precision,
+    together,
+    under,
+    whole,
+)
+from tandem.config.verl_keys import TRAINER
 from tandem.importing.outcome import ForeignConfig, Imported, Keys, sort_the_rest
 from tandem.importing.verl_tables import SFT_HARMLESS, SFT_WITHOUT_EFFECT
 from tandem.importing.verl_trainer import tracked, trainer_of
@@ -21,7 +33,11 @@ def table(engine: bool) -> Table:
         "model.path": Key("model.path", "MODEL_DIRECTORY", older=("model.partial_pretrain",)),
         "engine.dtype": Key("model.dtype", "bf16", precision, older=("model.fsdp_config.model_dtype",)),
         "model.trust_remote_code": Key("model.trust_remote_code", convert=if_true(True)),
-        **under("model.", "model.lora.", ADAPTERS),
+        **under("model.", "model.lora.", {
+            "lora_rank": Key("rank", convert=nonzero, older=("lora.rank",)),
+            "lora_alpha": Key("alpha", 16, older=("lora.alpha",), when=("rank",)),
+            "target_modules": Key("target_modules", "all-linear", when=("rank",)),
+        }),
         **under("data.", "data.", {
             "train_files": Key("train_files", "TRAIN.parquet", listed),
             "val_files": Key("val_files", [], listed),

@@ -15,8 +15,7 @@ from tandem.config.roles import model_roles
 from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
 from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
 from tandem.errors import UserError
-from tandem.planning import megatron_memory
-from tandem.planning import memory as fsdp_memory
+from tandem.planning import fsdp_memory, megatron_memory
 from tandem.planning.fsdp_memory import (
     FsdpSizes,
     Memory,

@@ -227,6 +227,12 @@ def test_supervised_fine_tuning_is_tandem_sft(tmp_path: Path, capsys: pytest.Cap
     ]  # fmt: skip
 
 
+def test_a_rank_that_is_written_out_as_0_beside_the_older_name_keeps_the_adapters() -> None:
+    """Whole configurations have both."""
+    made = of({"model.lora_rank": 32, "model.lora_alpha": 64, "model.lora.rank": 0, "model.lora.alpha": 32}, "sft")
+    assert made.tree["model"]["lora"] == {"rank": 32, "alpha": 64, "target_modules": "all-linear"}
+
+
 def test_generation_that_runs_ahead_says_how_far() -> None:
     made = of({
         "data.train_batch_size": 0, "data.gen_batch_size": 1, "actor_rollout_ref.actor.ppo_mini_batch_size": 32,

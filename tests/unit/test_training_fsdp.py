@@ -249,8 +249,8 @@ def test_compiled_layers_are_the_same_graphs_for_all_lengths(
     plain, engine = engine_of(model_of(family), **options), engine_of(model_of(family), compile=True, **options)
     lengths = [micro_batches(batch, range(ROWS), tokens) for tokens in (10_000, 17)]
     counted = []
-    for packed in lengths:
-        (loss, gradients), (wanted_loss, wanted) = train(engine, packed), train(plain, packed)
+    for rows in lengths:
+        (loss, gradients), (wanted_loss, wanted) = train(engine, rows), train(plain, rows)
         assert loss == pytest.approx(wanted_loss, rel=1e-6, abs=1e-6)
         assert_close(gradients, wanted, 2e-6)
         counted.append(graphs.frame_count)
