@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of all runs; of each the fastest counts")
     parser.add_argument("--folder", type=Path, help="where the runs stay; those that are there are kept")
     parser.add_argument("more", nargs="*", help="section.key=value")
-    given = parse_arguments(parser, steps=8, rounds=1)
+    given = parse_arguments(parser, steps=12, rounds=1)
     with tempfile.TemporaryDirectory() as temporary:
         rounds = [(given.folder or Path(temporary)) / f"round{number}" for number in range(given.rounds)]
         configs: dict[str, list[TrainConfig]] = {name: [] for name in RUNS}
