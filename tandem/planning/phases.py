@@ -321,7 +321,7 @@ def _moment(config: Planned, pool: _Pool, role: str, phase: Phase, memory: Memor
         judges = config.reward.judge.generation
         processes += 0 if isinstance(judges, NativeGenerationConfig) else judges.replicas
     context = processes * CONTEXT_BYTES + (NCCL_BYTES if pool.ranks > 1 else 0)
-    tensors = fsdp_memory.total - fsdp_memory.cache
+    tensors = memory.total - memory.cache
     allowed = Memory(context=context, slack=int(SLACK * tensors))
     return Moment(pool.name, pool.ranks, role, phase, memory + allowed)
 
