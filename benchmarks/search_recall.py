@@ -20,7 +20,7 @@ from typing import Any
 
 from command_line import parse_arguments
 
-from tandem.jobs.build_index import make_index
+from tandem.jobs.passage_index import make_index
 from tandem.search.index import open_index
 from tandem.search.vectors import Embedding
 

@@ -26,7 +26,7 @@ def search_index(
     """Index passages for search by words (BM25), or by vectors."""
     if dense is None and (query_prefix or passage_prefix):
         raise UserError("--query-prefix and --passage-prefix are for --dense; words are compared as they are")
-    from tandem.jobs.build_index import make_index
+    from tandem.jobs.passage_index import make_index
     from tandem.search.vectors import Embedding
 
     embedding = Embedding(str(dense.absolute()), query_prefix, passage_prefix) if dense else None
@@ -50,7 +50,7 @@ def search_serve(
     except ModuleNotFoundError as error:
         extras = "pip install -e '.[agents,search,serve]' in a clone of Tandem"
         raise UserError(f"tandem search serve needs {error.name}: {extras}") from None
-    from tandem.jobs.build_index import serve_over_http, serve_over_stdio
+    from tandem.jobs.passage_index import serve_over_http, serve_over_stdio
 
     if stdio:
         serve_over_stdio(index)

@@ -19,3 +19,26 @@ def test_a_public_class_name_stands_once() -> None:
                 places[node.name].append(str(path.relative_to(ROOT)))
     twice = {name: found for name, found in places.items() if len(found) > 1}
     assert set(twice) <= SAME_THING, twice
+
+
+CONVENTIONS = {"__init__", "base"}
+ONE_SUBJECT = {
+    "code", "conversation", "conversations", "data", "engines", "episodes", "judge", "judging", "math", "messages",
+    "metrics", "mixture", "models", "optimizer", "pictures", "placed", "placement", "preference", "reward", "roles",
+    "sampler", "search", "sft", "teacher", "tools", "trainer", "training", "validation",
+}  # fmt: skip
+"""Seen from several folders: its section, its rows, its job, the side of the controller and that of the workers."""
+ONE_A_BACKEND = {"fake", "local", "remote", "verl"}
+OF_THEIR_FOLDER = {
+    "chat", "chat_template", "choice", "classes", "command", "errors", "http", "progress", "scoring", "shared_memory",
+    "store", "turns", "videos", "vocabulary",
+}  # fmt: skip
+"""What is said of it is what the folder is about."""
+
+
+def test_a_file_name_stands_once_but_where_it_is_one_subject() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in sorted((ROOT / "tandem").rglob("*.py")):
+        places[path.stem].append(str(path.relative_to(ROOT)))
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert set(twice) == CONVENTIONS | ONE_SUBJECT | ONE_A_BACKEND | OF_THEIR_FOLDER, twice

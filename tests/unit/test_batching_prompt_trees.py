@@ -7,7 +7,7 @@ import pytest
 
 from tandem.batching.packing import demonstrations_to_batch, micro_batches
 from tandem.batching.prompt_trees import BLOCK, paths_of, segments_of
-from tandem.models.attention import packed
+from tandem.models.attention import packed_attention
 from tandem.types import Batch, Demonstration, MicroBatch
 from tests.unit.test_training_fsdp import assert_close, engine_of, model_of, train
 
@@ -93,7 +93,7 @@ def test_a_conversation_of_many_turns_costs_its_tokens_once() -> None:
 @pytest.mark.parametrize("family", ["Qwen2", "Mistral"])
 def test_loss_and_gradients_are_those_of_rows_alone(family: str, worth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU, too, long beginnings are pieces of their own and short ones copied."""
-    monkeypatch.setattr(packed, "_WORTH_A_PIECE", worth)
+    monkeypatch.setattr(packed_attention, "_WORTH_A_PIECE", worth)
     engine, batch = engine_of(model_of(family)), beginnings(3)
     together, apart = micro_batches(batch, range(len(batch)), 100_000), micro_batches(batch, range(len(batch)), 1)
     assert len(together) == 1 and max(map(len, _chains(together[0]))) == 4, "prompts continue one another"

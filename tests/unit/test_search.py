@@ -130,7 +130,7 @@ def test_an_index_is_not_written_over(tmp_path: Path) -> None:
 
 
 def _index(corpus: Path, out: Path) -> None:
-    from tandem.jobs.build_index import make_index
+    from tandem.jobs.passage_index import make_index
 
     make_index(corpus, out, None)
 

@@ -26,7 +26,7 @@ from tandem.batching.packing import micro_batches
 from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.errors import UserError
-from tandem.models.attention import ATTENTION, PackedRows, packed
+from tandem.models.attention import ATTENTION, PackedRows, packed_attention
 from tandem.models.attention.kernels import Flash
 from tandem.training import fsdp
 from tandem.training.compiling import CompiledLayers
@@ -314,7 +314,7 @@ class Ran(TorchDispatchMode):
 
 def rows_after_a_long_prompt(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> MicroBatch:
     """One micro-batch, whose attention takes two pieces: each prompt counts as long."""
-    monkeypatch.setattr(packed, "_WORTH_A_PIECE", 1)
+    monkeypatch.setattr(packed_attention, "_WORTH_A_PIECE", 1)
     (whole,) = micro_batches(batch, range(ROWS), 10_000)
     return whole
 
@@ -332,7 +332,7 @@ def test_selective_checkpointing_runs_attention_once(
     results: list[tuple[float, dict[str, torch.Tensor]]] = []
     with flash_operators_on_the_cpu([torch.float32]) if kernel == "flash" else nullcontext():
         if kernel == "flash":
-            monkeypatch.setattr(packed, "kernel_for", lambda *_: Flash)
+            monkeypatch.setattr(packed_attention, "kernel_for", lambda *_: Flash)
         for how in (False, True, "selective"):
             engine = engine_of(model_of(family), activation_checkpointing=how)
             with Ran() as counted:

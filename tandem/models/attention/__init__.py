@@ -9,7 +9,7 @@ check       whether a GPU's kernel does what pieces rely on
 """
 
 from tandem.models.attention.interface import ATTENTION, HARMLESS, refuse_arguments
-from tandem.models.attention.packed import PackedRows
+from tandem.models.attention.packed_attention import PackedRows
 from tandem.models.attention.pieces import Scoring
 from tandem.models.attention.scattered import ScatteredRows
 

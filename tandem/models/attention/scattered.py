@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.distributed import ProcessGroup
 
-from tandem.models.attention.packed import PackedRows
+from tandem.models.attention.packed_attention import PackedRows
 from tandem.models.attention.pieces import Scoring
 
 
