@@ -45,7 +45,7 @@ def search_serve(
 ) -> None:
     """Search as an MCP server, and over plain HTTP. Its token is TANDEM_API_KEY, else a new one that is printed."""
     try:
-        from tandem.serving import search as needed  # noqa: F401
+        from tandem.serving import search_server as needed  # noqa: F401
         from tandem.serving.server import reserve
     except ModuleNotFoundError as error:
         extras = "pip install -e '.[agents,search,serve]' in a clone of Tandem"
