@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 DOCS, OUT = ROOT / "docs", ROOT / "build/site"
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 ORDER = {
-    "Start": ["index.md", "sizes.md", "structure.md", "walkthrough.md", "faq.md"],
+    "Start": ["index.md", "sizes.md", "reading.md", "structure.md", "walkthrough.md", "faq.md"],
     "Train": [
         "data.md",
         "rewards.md",
