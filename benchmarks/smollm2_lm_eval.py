@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from command_line import parse_arguments
 
 ROOT = Path(__file__).parents[1]
 HARNESS = ROOT / ".venv-lm-eval/bin/python"
@@ -48,7 +49,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
     parser.add_argument("--limit", type=int, default=100)
     parser.add_argument("--out", type=Path, default=Path("build/lm_eval"))
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser, limit=2)
     out: Path = arguments.out.resolve()
     (out / "tasks").mkdir(parents=True, exist_ok=True)
     for name in arguments.tasks:

@@ -21,6 +21,7 @@ from tandem.config.generation import VllmGenerationConfig
 from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
 from tandem.controller.pools import Role
+from tandem.generation import start
 from tandem.generation.replica import ReplicaSpec
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.jobs.preflight import packages
@@ -28,7 +29,6 @@ from tandem.jobs.trainer import Trainer
 from tandem.tracking.jsonl import read_metrics
 from tandem.types import Request, SamplingParams
 from tandem.weights.shared_memory import SharedMemorySync
-from tandem.workers import rollout
 from tandem.workers.host import WorkerContext
 from tandem.workers.rollout import TRAIN, RolloutSpec, RolloutWorker, seeded_request
 from tandem.workers.training import TrainWorker
@@ -69,7 +69,7 @@ class SteppedRolloutWorker(RolloutWorker):
 
     def __init__(self, context: WorkerContext, spec: RolloutSpec) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rollout, "start_engine", partial(stepped_engine, diary_of(spec.model.path)))
+            patch.setattr(start, "start_engine", partial(stepped_engine, diary_of(spec.model.path)))
             super().__init__(context, spec)
 
 

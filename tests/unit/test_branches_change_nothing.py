@@ -24,6 +24,7 @@ from tandem.algorithms import make_algorithm
 from tandem.batching.balance import balance_rows
 from tandem.batching.packing import micro_batches, select_rows, to_batch
 from tandem.config.algorithms import BUILTIN, LossConfig, PolicyGradientConfig
+from tandem.config.rules import broken_rules
 from tandem.config.tree import TrainConfig
 from tandem.controller.dataflow import compute_advantages, describe_batch
 from tandem.controller.groups import Future
@@ -224,9 +225,11 @@ def pairs() -> Iterator[Any]:
 def test_branches_change_neither_advantages_nor_loss_nor_gradient(algorithm: str, loss: str) -> None:
     fixed: dict[str, Any] = {"rewards": {"a": 1.0, "b": 0.5}} if algorithm == "gdpo" else {}
     try:
-        configured({"type": algorithm, "epochs": 2, "loss": {"type": loss}, **fixed})
-    except ValidationError:
-        pytest.skip(f"{algorithm} refuses the loss {loss}")
+        refused = broken_rules(configured({"type": algorithm, "epochs": 2, "loss": {"type": loss}, **fixed}))
+    except ValidationError as error:
+        refused = [str(error)]
+    if refused:
+        pytest.skip(f"{algorithm} with the loss {loss}: {refused[0]}")
 
     @seed(zlib.crc32(f"{algorithm} {loss}".encode()))
     @settings(max_examples=4, deadline=None, phases=[Phase.generate], database=None)
