@@ -161,7 +161,7 @@ class RemoteObject:
 
     def __init__(self, end: AskingEnd, number: int, kind: str) -> None:
         for name, value in (("__end", end), ("__number", number), ("__kind", kind)):
-            object.__setattr__(self, f"_Remote{name}", value)
+            object.__setattr__(self, f"_RemoteObject{name}", value)
 
     def __ask(self, question: str, *values: Any) -> Any:
         return self.__end.ask(question, self, *values)
@@ -232,11 +232,11 @@ class RemoteObject:
 
 
 def _unary(operation: str) -> Callable[..., Any]:
-    return lambda self, *more: self._Remote__ask("unary", operation, *more)
+    return lambda self, *more: self._RemoteObject__ask("unary", operation, *more)
 
 
 def _binary(operation: str, reflected: bool) -> Callable[[Any, Any], Any]:
-    return lambda self, other: self._Remote__operate(operation, other, reflected=reflected)
+    return lambda self, other: self._RemoteObject__operate(operation, other, reflected=reflected)
 
 
 for _name in UNARY.keys() - {"iter"}:

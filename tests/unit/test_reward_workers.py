@@ -316,9 +316,9 @@ def test_workers_die_with_their_parent_even_inside_a_call(busy: bool) -> None:
     script = (
         "import pickle, sys\n"
         "from tandem.reward.workers import WorkerPool\n"
-        "from tandem.reward.functions import Call\n"
+        "from tandem.reward.functions import RewardCall\n"
         "pool = WorkerPool({sys.argv[1]: {}}, count=1, timeout_s=60)\n"
-        "call = lambda text: Call(sys.argv[1], 0, [pickle.dumps({})], [text])\n"
+        "call = lambda text: RewardCall(sys.argv[1], 0, [pickle.dumps({})], [text])\n"
         "pid = call('pid')\n"
         "pool.run([pid])\n"
         "print(int(pid.scores[0].value), flush=True)\n"

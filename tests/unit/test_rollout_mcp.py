@@ -339,7 +339,7 @@ def test_an_error_of_the_servers_own_is_no_lost_connection(way: str, liar: int) 
     async def scene() -> None:
         async with opened(stdio("--lie", "wrong types") if way == "stdio" else http(liar)) as tools:
             session, connection = tools.session(PROMPT), tools._shared.connection
-            for message in ("busy", "McpConnection closed", *(["Session terminated"] if way == "stdio" else [])):
+            for message in ("busy", "Connection closed", *(["Session terminated"] if way == "stdio" else [])):
                 error = json.dumps({"code": -32000, "message": message})
                 answer = f'raw {{"jsonrpc": "2.0", "id": ID, "error": {error}}}'
                 assert message in await fails(session.call("echo", {"text": answer}), ToolError)
@@ -376,7 +376,7 @@ def test_mistakes_at_start(ports: dict[str, int]) -> None:
     silent = McpServer("a", command=(sys.executable, "-c", "input(); input(); input()"), connect_timeout_s=1.0)
     mistakes = {
         "no-such-program": McpServer("a", command=("no-such-program",)),
-        "McpConnection closed": McpServer("a", command=(sys.executable, "-c", "pass")),
+        "Connection closed": McpServer("a", command=(sys.executable, "-c", "pass")),
         "within 1 s": silent,
         "ConnectError": http(free_port()),
         "no tool 'ecko', only": http(ports["http"], include=frozenset({"ecko"})),
