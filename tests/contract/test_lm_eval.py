@@ -126,7 +126,8 @@ def commands(model: Path, url: str) -> dict[str, str]:
     """Those of the page, with a model, a URL and tasks of the test's."""
     lines = re.findall(r"^    lm_eval ((?:.*\\\n)*.+)", PAGE.read_text(), re.MULTILINE)
     served, chats = (line.replace("\\\n", " ") for line in lines)
-    here = {"MODEL": str(model), "http://127.0.0.1:8000/v1": url, "NAME": "tiny", "4096": "256"}
+    here = {"4096": "256", "NAME": "tiny", "MODEL": str(model), "http://127.0.0.1:8000/v1": url}
+    # What comes from this machine last: a port may be 40961.
     for name, value in here.items():
         served, chats = served.replace(name, value), chats.replace(name, value)
     direct = f"--model hf --model_args pretrained={model},dtype=float32 --batch_size 1 --device cpu"
