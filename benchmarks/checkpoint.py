@@ -24,10 +24,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tandem.checkpoint.draft import Draft
 from tandem.checkpoint.store import CheckpointStore, damage
-from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.files import sync_tree, write_text
 from tandem.training.fsdp import FsdpEngine
+from tandem.training.optimizers.adamw import AdamWConfig
 from tandem.workers.saving import BackgroundWrite
 
 COPIES = 4
@@ -46,7 +46,7 @@ def engine_of(gib: float) -> FsdpEngine:
         num_attention_heads=8,
         num_key_value_heads=8,
     )
-    return FsdpEngine(Qwen2ForCausalLM(config), FsdpTrainingConfig(), OptimizerConfig())
+    return FsdpEngine(Qwen2ForCausalLM(config), FsdpTrainingConfig(), AdamWConfig())
 
 
 def folders(directory: Path) -> None:

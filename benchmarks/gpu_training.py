@@ -22,11 +22,11 @@ from command_line import parse_arguments
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
 from tandem.batching.packing import micro_batches
-from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.models.attention import ATTENTION
 from tandem.models.lean import make_lean
 from tandem.training.fsdp import FsdpEngine
+from tandem.training.optimizers.adamw import AdamWConfig
 from tandem.types import Batch, MicroBatch, Outputs, TokenColumns
 
 SHAPES: dict[str, tuple[int, int, int, int, int, int]] = {
@@ -71,7 +71,7 @@ def model_of(shape: str, device: torch.device) -> PreTrainedModel:
 
 def engine_of(shape: str, device: torch.device, checkpointing: bool) -> FsdpEngine:
     training = FsdpTrainingConfig(activation_checkpointing=checkpointing)
-    return FsdpEngine(model_of(shape, device), training, OptimizerConfig(lr=1e-6), total_steps=100)
+    return FsdpEngine(model_of(shape, device), training, AdamWConfig(lr=1e-6), total_steps=100)
 
 
 def rows(tokens: int, prompt: int, vocabulary: int) -> Batch:

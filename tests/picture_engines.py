@@ -10,12 +10,12 @@ from typing import Any, Protocol
 import torch
 
 from tandem.batching.packing import micro_batches
-from tandem.config.algorithms import OptimizerConfig
 from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.generation.native import NativeEngine
 from tandem.pictures.store import PictureStore
 from tandem.training.fsdp import FsdpEngine, make_engine
+from tandem.training.optimizers.adamw import AdamWConfig
 from tandem.types import Batch, Completion, Request, TokenColumns
 
 
@@ -40,7 +40,7 @@ def engine_of(case: Shown, path: Path | None = None, **options: Any) -> FsdpEngi
     model = ModelConfig(path=path or case.path, vision_tower=tower)
     settings = FsdpTrainingConfig(**options)
     where = {"pictures": case.store.directory, "processor": case.path}
-    engine = make_engine(model, settings, OptimizerConfig(), value_head=path is not None, **where)
+    engine = make_engine(model, settings, AdamWConfig(), value_head=path is not None, **where)
     assert isinstance(engine, FsdpEngine)
     return engine
 

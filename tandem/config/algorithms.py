@@ -1,4 +1,4 @@
-"""The sections `algorithm` and `training.optimizer`: rewards to advantages, the loss on them, the steps down it.
+"""The section `algorithm`: rewards to advantages, and the loss on them.
 
 Any advantage goes with any loss that makes sense; a published name brings the defaults of its paper.
 """
@@ -9,45 +9,13 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from tandem.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share, rule
+from tandem.config.optimizer import AnyOptimizerConfig
 from tandem.config.paths import Reference
 from tandem.config.sections import FoundIn
 from tandem.config.teacher import TeacherConfig
 
 KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
-OptimizerType = Literal["adamw", "adamw_8bit", "muon"]
-Decay = Annotated[Share, Field(lt=1)]
-"""What stays of a mean each step; of 1 nothing new would come in."""
 Aggregation = Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "fixed_length"]
-
-
-class OptimizerConfig(Section):
-    """How gradients move float32 masters, and a learning-rate schedule over the optimizer steps of the run."""
-
-    type: OptimizerType = "adamw"
-    """adamw: arXiv:1711.05101. adamw_8bit: its moments are 8-bit codes with a scale a block (arXiv:2110.02861), 2 bytes
-    a parameter for 8. muon: hidden matrices move by orthogonalized momentum (Jordan et al. 2024), 4 bytes for 8, all
-    else by adamw. Both are of training.type: fsdp (docs/training.md)."""
-    lr: PositiveFloat = 1e-6
-    """muon: as long a step as adamw's of this rate (arXiv:2502.16982)."""
-    adamw_lr: PositiveFloat | None = None
-    """muon: of embeddings, output layers, norms and biases. Default: `lr`."""
-    momentum: Decay = 0.95
-    """muon: the share of the last step's momentum in this one's."""
-    betas: tuple[Decay, Decay] = (0.9, 0.999)
-    eps: PositiveFloat = 1e-8
-    weight_decay: NonNegativeFloat = 0.0
-    max_grad_norm: PositiveFloat = 1.0
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """From `lr` after the warm-up to `lr * min_lr_ratio`, which the step after the last would have."""
-    min_lr_ratio: Share = 0.0
-    warmup_steps: NonNegativeInt = 0
-
-    @rule()
-    def _of_its_type(self) -> Iterator[str]:
-        fields = type(self).model_fields  # a run's dumped configuration gives every key
-        for key in ("adamw_lr", "momentum"):
-            if self.type != "muon" and getattr(self, key) != fields[key].default:
-                yield f"{key} is of type: muon, not of {self.type}"
 
 
 class PreferenceConfig(Section):
@@ -320,7 +288,7 @@ def find_shaped_rewards(algorithm: PolicyGradientConfig, reason: str) -> Iterato
 class CriticConfig(PolicyGradientConfig):
     """What algorithms share that may have a critic."""
 
-    critic_optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
+    critic_optimizer: AnyOptimizerConfig = Field(default={"lr": 1e-5}, validate_default=True)
     """The critic's optimizer, where the algorithm needs values."""
     critic_warmup_steps: NonNegativeInt = 0
     """Steps at the beginning in which the critic alone learns: the policy, and its learning rate's schedule, begin

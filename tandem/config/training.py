@@ -3,16 +3,16 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Tag
+from pydantic import Field, Tag
 
-from tandem.config.algorithms import OptimizerConfig
 from tandem.config.base import MayChange, NonNegativeFloat, PositiveInt, Section, by_type, rule
+from tandem.config.optimizer import AnyOptimizerConfig
 
 
 class TrainingSection(Section):
     """What every engine has."""
 
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: AnyOptimizerConfig = Field(default={}, validate_default=True)
     tokens_per_micro_batch: MayChange[PositiveInt] = 16_384
     """Tokens in one forward and backward pass; a longer row is passed alone. What prompts have in common (siblings all,
     a conversation's turns what came before) is computed and counted once, by Megatron-Core with each row."""

@@ -20,9 +20,10 @@ from tandem.algorithms import Algorithm, make_algorithm
 from tandem.algorithms.builtin.gdpo import GDPOConfig
 from tandem.batching.packing import select_rows, to_batch
 from tandem.cluster import make_cluster
-from tandem.config.algorithms import CriticConfig, OptimizerConfig
+from tandem.config.algorithms import CriticConfig
 from tandem.config.conversation import ConversationConfig
 from tandem.config.model import LoraConfig
+from tandem.config.optimizer import OptimizerConfig
 from tandem.config.tree import TrainConfig, pictures_directory
 from tandem.controller.assembly import Roles, actor_spec, make_roles
 from tandem.controller.dataflow import StepResult, learn_step

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from tandem.config.algorithms import CriticConfig, OptimizerConfig
+from tandem.config.algorithms import CriticConfig
+from tandem.config.optimizer import OptimizerConfig
 from tandem.config.tree import SftConfig, TrainConfig
 from tandem.training.optimizer import learning_rate
 

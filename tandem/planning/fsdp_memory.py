@@ -6,10 +6,11 @@ autograd keeps. Peaks are those of single moments: the head's, a layer's.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
-from tandem.config.algorithms import OptimizerType
+from tandem.config.optimizer import OptimizerConfig
+from tandem.config.training import FsdpTrainingConfig
 from tandem.planning.model_shape import ModelShape
 from tandem.planning.tower_memory import KEPT_FEATURES, KEPT_PIXELS, TowerPass
 
@@ -73,7 +74,7 @@ class FsdpSizes:
     shard_size: int | None = None
     cpu_offload: bool = False
     optimizer_offload: bool = False
-    optimizer: OptimizerType = "adamw"
+    optimizer: OptimizerConfig = field(default_factory=lambda: FsdpTrainingConfig().optimizer)
     reduce_once: bool = False
     checkpointing: bool = False
     keeps_attention: bool = False
@@ -138,13 +139,12 @@ class FsdpSizes:
     @property
     def moments(self) -> int:
         """Bytes that the optimizer keeps of what learns besides masters, over all ranks."""
-        if self.optimizer == "adamw_8bit":
-            return self.learning * (2 * LARGEST_BLOCK + 8) // LARGEST_BLOCK
-        return 8 * self.learning - (4 * self.orthogonalized if self.optimizer == "muon" else 0)
+        return self.optimizer.state_bytes(self.learning, self.matrices)
 
     @property
-    def orthogonalized(self) -> int:
-        """Parameters that Muon moves: neither embeddings, output layers nor experts; norms are too few to matter."""
+    def matrices(self) -> int:
+        """Parameters of layers' matrices that learn: neither embeddings, output layers nor experts; norms, which are
+        counted, are too few to matter."""
         if self.lora_rank:
             return self.shape.layers * self.adapters if self.learns else 0
         return max(0, self.learning - self.head - self.rest - self.shape.expert_parameters)
@@ -181,8 +181,6 @@ _TILE = 8192
 
 _VISITING = 2**26
 """`tandem/training/optimizer.py`: parameters whose state visits the device together."""
-LARGEST_BLOCK, AT_ONCE = 256, 2**22
-"""`tandem/training/adamw_8bit.py`: numbers with one scale, and those whose moments are float32 at a time."""
 
 
 def adapted_edges(shape: ModelShape) -> int:
@@ -468,17 +466,9 @@ def _step(engine: FsdpSizes) -> Memory:
     masters = 0 if engine.sharded or engine.item_bytes == 4 else 4
     visiting = min(own, max(_VISITING, engine.shape.embedding // engine.shards)) if engine.optimizer_offload else 0
     moments = engine.moments * visiting // max(1, engine.learning)
-    buffers = _of_optimizer(engine)
+    matrix = engine.shape.hidden * (engine.lora_rank or max(engine.shape.width, engine.shape.attention.query))
+    buffers = engine.optimizer.step_bytes(matrix, engine.sharded)
     return resident(engine) + Memory(gradients=4 * own, optimizer=masters * visiting + moments, buffers=buffers)
-
-
-def _of_optimizer(engine: FsdpSizes) -> int:
-    """What the step makes and forgets: whole matrices on their way to being orthogonal, or moments of some rows."""
-    shape = engine.shape
-    if engine.optimizer == "muon":
-        matrix = shape.hidden * (engine.lora_rank or max(shape.width, shape.attention.query))
-        return (20 if engine.sharded else 16) * matrix
-    return 20 * AT_ONCE if engine.optimizer == "adamw_8bit" else 0
 
 
 def _publish(engine: FsdpSizes) -> Memory:

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from tandem.config.algorithms import CriticConfig, OptimizerConfig
+from tandem.config.algorithms import CriticConfig
 from tandem.config.cluster import RoleName
 from tandem.config.generation import NativeGenerationConfig
+from tandem.config.optimizer import OptimizerConfig
 from tandem.config.roles import model_roles
 from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
 from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
@@ -235,7 +236,7 @@ def engine_of(config: Planned, training: FsdpTrainingConfig, role: str, shape: M
         shard_size=training.shard_size,
         cpu_offload=training.cpu_offload,
         optimizer_offload=training.optimizer_offload,
-        optimizer=_optimizer(config, role).type,
+        optimizer=_optimizer(config, role),
         checkpointing=training.activation_checkpointing is not False,
         keeps_attention=training.activation_checkpointing == "selective",
         context_parallel=training.context_parallel,

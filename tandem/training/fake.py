@@ -3,9 +3,9 @@
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForTokenClassification
 
-from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.training.fsdp import FsdpEngine
+from tandem.training.optimizers.adamw import AdamWConfig
 
 
 class FakeTrainEngine(FsdpEngine):
@@ -17,4 +17,4 @@ class FakeTrainEngine(FsdpEngine):
         with torch.random.fork_rng():
             torch.manual_seed(0)
             model = Qwen2ForTokenClassification(config) if values else Qwen2ForCausalLM(config)
-        super().__init__(model, FsdpTrainingConfig(), OptimizerConfig(lr=0.01))
+        super().__init__(model, FsdpTrainingConfig(), AdamWConfig(lr=0.01))

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.attention import current_flash_attention_impl
 from transformers import PreTrainedModel
 
-from tandem.config.algorithms import OptimizerConfig
 from tandem.config.model import ModelConfig
+from tandem.config.optimizer import OptimizerConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.errors import EngineError, UserError
 from tandem.models.attention.kernel_check import check_attention

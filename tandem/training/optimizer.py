@@ -8,13 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tandem.config.algorithms import OptimizerConfig
+from tandem.config.optimizer import OptimizerConfig
 from tandem.errors import EngineError, UserError
 from tandem.models.storage import TensorFile, own_pieces, read_shards, shard_file
-from tandem.training.adamw_8bit import BlockwiseAdamW, block_of
 from tandem.training.copies import HostCopies
 from tandem.training.dtensor_parts import full_tensor, local_shard, shards_of
-from tandem.training.muon import ShardedMuon, hidden_matrices
 
 _NUMBERS_AT_ONCE = 2**26
 """Of parameters whose state visits the device together: at most 768 MiB, where no single parameter has more."""
@@ -62,8 +60,9 @@ class MasterOptimizer:
         self._stays_on_cpu = cpu_offload or state_offload
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.masters = {name: _master(parameter, cpu_offload) for name, parameter in self._parameters.items()}
-        special = self._special(model)
-        self._optimizers = [*([self._of_type(special)] if special else []), self._adamw(special)]
+        chosen = config.moves(model)
+        moved = [master for name, master in self.masters.items() if self._parameters[name] in chosen]
+        self._optimizers = [*([config.make(moved)] if moved else []), self._adamw(moved)]
         self._kept = {p: optimizer.state[p] for optimizer in self._optimizers for p in optimizer.state}
         """What the optimizers keep of each master."""
         if state_offload:
@@ -71,23 +70,9 @@ class MasterOptimizer:
                 self._put(name, {kind: tensor.to("cpu") for kind, tensor in self._state_of(name).items()})
         self._together = list(_cut(self._parameters, _NUMBERS_AT_ONCE)) if state_offload else [list(self._parameters)]
 
-    def _special(self, model: nn.Module) -> list[nn.Parameter]:
-        """The masters that the optimizer of the chosen type moves; torch's AdamW moves the others."""
-        if self._config.type == "muon":
-            chosen = hidden_matrices(model)
-            return [master for name, master in self.masters.items() if self._parameters[name] in chosen]
-        if self._config.type == "adamw_8bit":
-            return [master for master in self.masters.values() if block_of(master.shape)]
-        return []
-
-    def _of_type(self, masters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        config = self._config
-        if config.type == "muon":
-            return ShardedMuon(masters, config.momentum, config.weight_decay)
-        return BlockwiseAdamW(masters, config.betas, config.eps, config.weight_decay)
-
-    def _adamw(self, special: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        config, elsewhere = self._config, set(special)
+    def _adamw(self, others: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        """Of the masters that the optimizer of the chosen type does not move."""
+        config, elsewhere = self._config, set(others)
         mine = [master for master in self.masters.values() if master not in elsewhere]
         groups = [
             {"params": [master for master in mine if master.ndim >= 2], "weight_decay": config.weight_decay},
@@ -102,7 +87,7 @@ class MasterOptimizer:
 
     def _set_rates(self, lr: float) -> None:
         for optimizer in self._optimizers:
-            own = self._config.adamw_lr if isinstance(optimizer, torch.optim.AdamW) else None
+            own = self._config.lr_of_others if optimizer is self._optimizers[-1] else None
             for group in optimizer.param_groups:
                 group["lr"] = lr if own is None else lr * own / self._config.lr
 

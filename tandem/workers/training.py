@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tandem.batching.packing import micro_batches
-from tandem.config.algorithms import OptimizerConfig
 from tandem.config.model import ModelConfig
+from tandem.config.optimizer import OptimizerConfig
 from tandem.config.training import TrainingConfig
 from tandem.training.base import TopTokens, TrainEngine
 from tandem.types import Batch, FloatArray, IntArray, MicroBatch, Outputs, StepMetrics, TokenLoss

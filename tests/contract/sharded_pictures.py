@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 
 from tandem.batching.packing import demonstrations_to_batch, micro_batches
-from tandem.config.algorithms import OptimizerConfig
 from tandem.config.model import LoraConfig, ModelConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.generation.native import NativeEngine
@@ -27,11 +26,12 @@ from tandem.models.tower import PictureTower
 from tandem.pictures.store import PictureStore
 from tandem.training.base import TrainEngine
 from tandem.training.fsdp import make_engine
+from tandem.training.optimizers.adamw import AdamWConfig
 from tandem.types import Batch, Completion, Demonstration, MicroBatch, Outputs, Request, SamplingParams, TokenColumns
 from tests.picture_families import Rows, make_model
 from tests.saving import save
 
-OPTIMIZER = OptimizerConfig(lr=1e-3, eps=1e-3, weight_decay=0.01, max_grad_norm=0.5)
+OPTIMIZER = AdamWConfig(lr=1e-3, eps=1e-3, weight_decay=0.01, max_grad_norm=0.5)
 """A large epsilon: AdamW's first steps would blow the rounding noise of a zero gradient up to the learning rate."""
 CASES: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {},

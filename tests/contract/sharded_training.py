@@ -27,7 +27,6 @@ from transformers import (
 )
 
 from tandem.batching.packing import micro_batches
-from tandem.config.algorithms import OptimizerConfig
 from tandem.config.model import LoraConfig, ModelConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.errors import EngineError, UserError
@@ -35,8 +34,10 @@ from tandem.regions import slices_in, whole
 from tandem.training import optimizer
 from tandem.training.base import TrainEngine
 from tandem.training.fsdp import make_engine
+from tandem.training.optimizers.adamw import AdamWConfig
 from tandem.types import Batch, MicroBatch, Outputs, TokenColumns
 from tests.every_loss import every_loss, fill_columns
+from tests.optimizers import OPTIMIZERS
 from tests.saving import save
 
 VOCABULARY, ROWS = 23, 9
@@ -61,7 +62,7 @@ MODELS: dict[str, PreTrainedConfig] = {
     "buffers": ApertusConfig(**COMMON),
     "wide": Qwen2Config(**{**COMMON, "hidden_size": 40, "intermediate_size": 120, "num_hidden_layers": 1}),
 }
-OPTIMIZER = OptimizerConfig(lr=1e-2, eps=1e-4, schedule="linear", warmup_steps=2, weight_decay=0.01, max_grad_norm=0.5)
+OPTIMIZER = AdamWConfig(lr=1e-2, eps=1e-4, schedule="linear", warmup_steps=2, weight_decay=0.01, max_grad_norm=0.5)
 """A large epsilon: AdamW's first steps would blow the rounding noise of a zero gradient up to the learning rate."""
 CASES: dict[str, dict[str, Any]] = {
     "tied": {},
@@ -90,8 +91,6 @@ CONTEXT: dict[tuple[str, bool], dict[str, Any]] = {
     ("sliding window", False): {},
 }
 """(model, token-local loss) -> training options of the runs with context parallelism, 2 where not said."""
-MOVED = ("muon", "adamw_8bit")
-"""Types of optimizers whose steps are the same to the bit at any number of ranks, of the same gradient."""
 IN_FOUR = [("tied", True), ("few key heads", True)]
 """The cases that run at 4 ranks, as one group and as two; the others run at 2."""
 
@@ -287,7 +286,7 @@ def moved(
     directory: Path, kind: Any, ranks: int, start: Path | None = None, **training: Any
 ) -> dict[str, torch.Tensor]:
     """Weights after two steps by gradients that are drawn, not computed; `start`: after two more of a checkpoint."""
-    optimizer = OptimizerConfig(type=kind, lr=1e-2, weight_decay=0.1, max_grad_norm=1e9, schedule="linear")
+    optimizer = OPTIMIZERS[kind](lr=1e-2, weight_decay=0.1, max_grad_norm=1e9, schedule="linear")
     config = ModelConfig(path=directory / "wide", dtype="float32")
     model: Any = make_engine(config, FsdpTrainingConfig(**training), optimizer, total_steps=6)
     if start is not None:
@@ -368,8 +367,10 @@ def world(rank: int, ranks: int, directory: Path) -> None:
     how: dict[str, Any] = {"shard_size": 2, "cpu_offload": True} if ranks == 4 else {}
     if ranks == 3:  # ranks hold 14, 14 and 12 of 40 rows, and the state of some parameters visits at a time
         how, optimizer._NUMBERS_AT_ONCE = {"optimizer_offload": True}, 1300
-    findings["moved"] = {kind: moved(directory, kind, ranks, **how) for kind in MOVED}
-    findings["moved on"] = {kind: moved(directory, kind, ranks, directory / f"{kind} at 1", **how) for kind in MOVED}
+    findings["moved"] = {kind: moved(directory, kind, ranks, **how) for kind in OPTIMIZERS}
+    findings["moved on"] = {
+        kind: moved(directory, kind, ranks, directory / f"{kind} at 1", **how) for kind in OPTIMIZERS
+    }
     if ranks == 4:
         findings["losses"] = {
             "two context-parallel groups": losses(directory, rank, ranks, context_parallel=2),

@@ -9,11 +9,11 @@ from letters import served_model
 from test_generation import MIXED, ask, reference_logprobs
 from transformers import AutoModelForCausalLM
 
-from tandem.config.algorithms import OptimizerConfig
 from tandem.config.model import LoraConfig, ModelConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.training.fsdp import FsdpEngine, make_engine
+from tandem.training.optimizers.adamw import AdamWConfig
 from tests.saving import save
 
 
@@ -26,7 +26,7 @@ def test_engines_serve_the_sum_of_what_they_have_and_what_comes(
     engine.wake()
     engine.load_weights(0, served_model().named_parameters())
     model = ModelConfig(path=served_directory, lora=LoraConfig(rank=2, target_modules=targets))
-    trainer = make_engine(model, FsdpTrainingConfig(), OptimizerConfig())
+    trainer = make_engine(model, FsdpTrainingConfig(), AdamWConfig())
     assert isinstance(trainer, FsdpEngine)
     with torch.no_grad():
         for name, parameter in trainer.model.named_parameters():

@@ -9,7 +9,6 @@ from letters import letters
 from tandem.algorithms.supervised import NextTokenLoss
 from tandem.batching.packing import to_batch, token_shares
 from tandem.cluster.local import LocalCluster
-from tandem.config.algorithms import OptimizerConfig
 from tandem.config.generation import NativeGenerationConfig
 from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig
@@ -17,6 +16,7 @@ from tandem.controller.assembly import connect
 from tandem.controller.placement import Placement
 from tandem.controller.pools import ResourcePoolManager, Role
 from tandem.controller.roles import Actor, Rollout
+from tandem.training.optimizers.adamw import AdamWConfig
 from tandem.types import Batch, Group, Prompt, Score
 from tandem.workers.rollout import RolloutSpec, RolloutWorker, seeded_requests
 from tandem.workers.training import TrainSpec, TrainWorker
@@ -35,7 +35,7 @@ def answered(rollout: Rollout) -> Batch:
 
 def test_after_each_step_and_publish_both_pools_have_the_same_logprobs(served_directory: Path) -> None:
     model = ModelConfig(path=served_directory)
-    training = TrainSpec(model, FsdpTrainingConfig(), OptimizerConfig(lr=1e-2), total_steps=10)
+    training = TrainSpec(model, FsdpTrainingConfig(), AdamWConfig(lr=1e-2), total_steps=10)
     serving = RolloutSpec(model, NativeGenerationConfig(max_response_tokens=20), letters())
     with closing(LocalCluster(timeout_s=120)) as cluster:
         placement = Placement(cluster, ResourcePoolManager(POOLS, {Role.Actor: "training", Role.Rollout: "generation"}))

@@ -20,6 +20,7 @@ from tandem.planning.fsdp_memory import FsdpSizes, copied_for_checkpoint
 from tandem.planning.model_shape import read_shape
 from tandem.training.fsdp import make_engine
 from tests.conftest import ROOT, load_file
+from tests.optimizers import OPTIMIZERS
 
 Findings = dict[str, Any]
 SCRIPT = Path(__file__).with_name("sharded_training.py")
@@ -36,7 +37,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("sharded")
     sharded.write_models(directory)
     sharded.saved(directory, 0, 1)
-    for kind in sharded.MOVED:
+    for kind in OPTIMIZERS:
         sharded.moved(directory, kind, 1)
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(directory)],
@@ -148,7 +149,7 @@ def test_the_adapters_of_several_ranks_are_those_of_one(
         assert (other / "adapter_config.json").read_text() == (one / "adapter_config.json").read_text()
 
 
-@pytest.mark.parametrize("kind", sharded.MOVED)
+@pytest.mark.parametrize("kind", list(OPTIMIZERS))
 def test_matrices_move_as_on_one_rank_to_the_bit(kind: str, directory: Path, worlds: dict[int, Findings]) -> None:
     """Of the same gradient: two steps, two more after one rank's checkpoint, and two of one rank after a world's.
 

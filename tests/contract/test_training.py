@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,16 @@ from safetensors.torch import load_file
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForTokenClassification
 
 from tandem.batching.packing import micro_batches
-from tandem.config.algorithms import OptimizerConfig
+from tandem.config.optimizer import OptimizerConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.errors import EngineError, UserError
 from tandem.models.attention import ATTENTION
 from tandem.training.base import TrainEngine
 from tandem.training.fake import FakeTrainEngine
 from tandem.training.fsdp import FsdpEngine
+from tandem.training.optimizers.adamw import AdamWConfig
 from tandem.types import Batch, Outputs, TokenColumns
+from tests.optimizers import OPTIMIZERS
 from tests.saving import save
 
 VOCABULARY = 23
@@ -68,17 +71,19 @@ def qwen2(kind: type, dtype: torch.dtype, hidden: int) -> torch.nn.Module:
     return kind(config).to(dtype)
 
 
-OPTIMIZER = OptimizerConfig(lr=1e-2, schedule="linear", warmup_steps=2, weight_decay=0.01)
+STEPS: dict[str, Any] = {"lr": 1e-2, "schedule": "linear", "warmup_steps": 2, "weight_decay": 0.01}
 
 
-def policy(dtype: torch.dtype, hidden: int = 16, optimizer: Any = "adamw", **options: Any) -> FsdpEngine:
-    training, steps = FsdpTrainingConfig(**options), OPTIMIZER.model_copy(update={"type": optimizer})
-    return FsdpEngine(qwen2(Qwen2ForCausalLM, dtype, hidden), training, steps, total_steps=20)
+def policy(
+    dtype: torch.dtype, hidden: int = 16, optimizer: type[OptimizerConfig] = AdamWConfig, **options: Any
+) -> FsdpEngine:
+    model = qwen2(Qwen2ForCausalLM, dtype, hidden)
+    return FsdpEngine(model, FsdpTrainingConfig(**options), optimizer(**STEPS), total_steps=20)
 
 
 def critic(hidden: int = 16) -> FsdpEngine:
     model = qwen2(Qwen2ForTokenClassification, torch.float32, hidden)
-    return FsdpEngine(model, FsdpTrainingConfig(), OPTIMIZER, total_steps=20)
+    return FsdpEngine(model, FsdpTrainingConfig(), AdamWConfig(**STEPS), total_steps=20)
 
 
 Make = Callable[[], TrainEngine]
@@ -88,12 +93,13 @@ ENGINES: dict[str, Make] = {
     "fsdp-policy-bfloat16": lambda: policy(torch.bfloat16),
     "fsdp-policy-checkpointing": lambda: policy(torch.float32, activation_checkpointing=True),
     "fsdp-policy-offload": lambda: policy(torch.bfloat16, optimizer_offload=True),
-    "fsdp-policy-muon": lambda: policy(torch.bfloat16, optimizer="muon"),
-    "fsdp-policy-8-bit": lambda: policy(torch.bfloat16, 64, optimizer="adamw_8bit", optimizer_offload=True),
     "fsdp-critic": critic,
     "fake-policy": lambda: FakeTrainEngine(VOCABULARY),
     "fake-critic": lambda: FakeTrainEngine(VOCABULARY, values=True),
 }
+for name, kind in OPTIMIZERS.items():
+    if kind is not AdamWConfig:
+        ENGINES[f"fsdp-policy-{name}"] = partial(policy, torch.bfloat16, 64, kind, optimizer_offload=True)
 OTHER_MODEL: dict[str, Make] = {
     "fsdp-policy-float32": lambda: policy(torch.float32, hidden=32),
     "fsdp-critic": lambda: critic(hidden=32),

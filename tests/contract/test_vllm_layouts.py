@@ -12,7 +12,6 @@ from test_generation import ask, request
 from tandem.algorithms.supervised import NextTokenLoss
 from tandem.batching.packing import to_batch, token_shares
 from tandem.cluster.local import LocalCluster
-from tandem.config.algorithms import OptimizerConfig
 from tandem.config.generation import VllmGenerationConfig
 from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig
@@ -20,6 +19,7 @@ from tandem.controller.pools import ResourcePool
 from tandem.controller.roles import Actor
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.generation.start import start_engine
+from tandem.training.optimizers.adamw import AdamWConfig
 from tandem.types import Batch, Completion, Group, Prompt, Request, Score, Trajectory
 from tandem.weights.bridge import Receiver
 from tandem.workers.training import TrainSpec, TrainWorker
@@ -66,9 +66,7 @@ def test_after_each_step_and_publish_vllm_has_the_trainers_logprobs(
     engine.wake()
     with closing(LocalCluster(timeout_s=1200)) as cluster:
         pool = cluster.spawn(ResourcePool("acting", (ranks,)))
-        spec = TrainSpec(
-            ModelConfig(path=served_directory), FsdpTrainingConfig(), OptimizerConfig(lr=1e-2), total_steps=10
-        )
+        spec = TrainSpec(ModelConfig(path=served_directory), FsdpTrainingConfig(), AdamWConfig(lr=1e-2), total_steps=10)
         actor = Actor(pool, "actor", TrainWorker, spec)
         address = actor.open_bridge(1, delta=False).get()
         joining = actor.join_bridge(address)

@@ -17,7 +17,6 @@ from test_generation import ask, collect
 
 from examples.tiles.task import make_tokenizer
 from tandem.batching.packing import demonstrations_to_batch, micro_batches
-from tandem.config.algorithms import OptimizerConfig
 from tandem.config.data import ImagesConfig
 from tandem.config.generation import VllmGenerationConfig
 from tandem.config.model import ModelConfig
@@ -29,6 +28,7 @@ from tandem.generation.start import start_engine
 from tandem.models.tower import PictureTower, tower_of
 from tandem.pictures.store import PictureStore
 from tandem.training.fsdp import FsdpEngine, make_engine
+from tandem.training.optimizers.adamw import AdamWConfig
 from tandem.types import Completion, Demonstration, Picture, Request, SamplingParams
 from tests import picture_families
 from tests.pictures import make_model, prompt_of, store_pictures
@@ -55,7 +55,7 @@ class Case:
 
     def trainer(self, vision_tower: Any = "train") -> FsdpEngine:
         model = ModelConfig(path=self.path, vision_tower=vision_tower)
-        made = make_engine(model, FsdpTrainingConfig(), OptimizerConfig(), pictures=self.store.directory)
+        made = make_engine(model, FsdpTrainingConfig(), AdamWConfig(), pictures=self.store.directory)
         assert isinstance(made, FsdpEngine)
         return made
 

@@ -7,10 +7,10 @@ import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from tandem.batching.packing import micro_batches
-from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.models.attention import ATTENTION
 from tandem.training.fsdp import FsdpEngine
+from tandem.training.optimizers.adamw import AdamWConfig
 from tests.conftest import ROOT, load_file
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -34,7 +34,7 @@ def model(dtype: torch.dtype, device: str) -> PreTrainedModel:
 
 def run(dtype: torch.dtype, device: str, **training: bool) -> tuple[list[float], FsdpEngine]:
     """Loss and gradient norm of three steps."""
-    engine = FsdpEngine(model(dtype, device), FsdpTrainingConfig(**training), OptimizerConfig(lr=1e-3), total_steps=10)
+    engine = FsdpEngine(model(dtype, device), FsdpTrainingConfig(**training), AdamWConfig(lr=1e-3), total_steps=10)
     packed = micro_batches(BATCH, range(len(BATCH)), 200)
     found: list[float] = []
     for _ in range(3):

@@ -12,10 +12,10 @@ import yaml
 from safetensors.numpy import load_file
 
 from tandem.cli import main
-from tandem.config.algorithms import OptimizerConfig
 from tandem.tracking.jsonl import read_metrics
 from tandem.tracking.trajectories import read_trajectories
 from tandem.training.optimizer import learning_rate
+from tandem.training.optimizers.adamw import AdamWConfig
 
 VAL = "val/sort4/reward/mean@1"
 
@@ -157,14 +157,14 @@ def test_a_longer_run_says_what_becomes_of_its_schedule(recipe: Path, capsys: py
     run = train(recipe, "cosine", *cosine, "trainer.steps=3")
     capsys.readouterr()
     train(recipe, "cosine", *cosine, "trainer.steps=6", "trainer.resume=true")
-    rates = [learning_rate(OptimizerConfig(lr=1e-2, schedule="cosine"), 6, total) for total in (6, 12)]
+    rates = [learning_rate(AdamWConfig(lr=1e-2, schedule="cosine"), 6, total) for total in (6, 12)]
     told = capsys.readouterr().out
     assert "changed since the last start: trainer.steps: 3 -> 6" in told
     assert (
         f"training.optimizer.schedule: cosine ends at step 6, not 3: the next learning rate is {rates[1]:.3g}, "
         f"not {rates[0]:.3g}" in told
     )
-    later = [learning_rate(OptimizerConfig(lr=1e-2, schedule="cosine"), step, 12) for step in (6, 7)]
+    later = [learning_rate(AdamWConfig(lr=1e-2, schedule="cosine"), step, 12) for step in (6, 7)]
     [record] = [record for record in read_metrics(run / "metrics.jsonl") if record["step"] == 4]
     assert record["actor/lr"] == pytest.approx(sum(later) / 2)
 

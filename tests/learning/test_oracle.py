@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 from tandem.algorithms import make_algorithm
 from tandem.batching.packing import split_groups, to_batch, truncated_rows
 from tandem.cluster.inline import InlineCluster
-from tandem.config.algorithms import OptimizerConfig
 from tandem.config.model import ModelConfig
 from tandem.config.rules import broken_rules
 from tandem.config.training import FsdpTrainingConfig
@@ -27,6 +26,7 @@ from tandem.controller.learning import _compare_with_engine, placed_step, update
 from tandem.controller.pools import ResourcePool
 from tandem.controller.roles import Actor, Critic, Policy
 from tandem.training.fsdp import make_engine
+from tandem.training.optimizers.adamw import AdamWConfig
 from tandem.types import Batch, BoolArray, Group, Prompt, Score, Status, Trajectory
 from tandem.workers.training import TrainSpec, TrainWorker
 from tests.conftest import ROOT, load_file
@@ -291,7 +291,7 @@ def test_one_step_on_branches_is_that_on_whole_trajectories(models: dict[str, Pa
 
 def test_a_reference_approaches_the_policy_and_is_saved(models: dict[str, Path], tmp_path: Path) -> None:
     """A quarter of the way, then all of it; what was saved between comes back."""
-    policy = make_engine(ModelConfig(path=models["policy"]), FsdpTrainingConfig(), OptimizerConfig())
+    policy = make_engine(ModelConfig(path=models["policy"]), FsdpTrainingConfig(), AdamWConfig())
     reference = make_engine(ModelConfig(path=models["reference"]), FsdpTrainingConfig(), None)
     first = {name: p.detach().clone() for name, p in reference.model.named_parameters()}
     reference.approach(policy, 0.25)

@@ -22,7 +22,7 @@ from transformers import (
 from tandem.algorithms.preference import LinearScoreLoss, PairBatch, preference_loss
 from tandem.batching.packing import micro_batches, pairs_to_batch, rated_to_batch
 from tandem.cli import main
-from tandem.config.algorithms import OptimizerConfig, PreferenceConfig
+from tandem.config.algorithms import PreferenceConfig
 from tandem.config.data import SftDataConfig
 from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig
@@ -30,6 +30,7 @@ from tandem.data.preference import PreferenceDataset, RatedDataset
 from tandem.jobs.push import files_of, model_card
 from tandem.models.loading import load_tokenizer
 from tandem.training.fsdp import make_engine
+from tandem.training.optimizers.adamw import AdamWConfig
 from tandem.types import Batch
 from tests.conftest import ROOT
 
@@ -278,7 +279,7 @@ def compare(
     expected: torch.Tensor, **facts: torch.Tensor,
 ) -> None:  # fmt: skip
     """Loss and gradients of the policy at `path` on the batch are those that TRL left in `policy`."""
-    engine = make_engine(ModelConfig(path=path), FsdpTrainingConfig(), OptimizerConfig())
+    engine = make_engine(ModelConfig(path=path), FsdpTrainingConfig(), AdamWConfig())
     frozen = make_engine(ModelConfig(path=reference), FsdpTrainingConfig(), None) if reference else None
     slopes, metrics = preference_loss(preference)(
         logprobs(engine, batch),

@@ -12,12 +12,12 @@ import torch
 import transformers
 from transformers import Qwen2Config
 
-from tandem.config.algorithms import OptimizerConfig
 from tandem.config.model import ModelConfig
 from tandem.config.training import MegatronTrainingConfig
 from tandem.training.base import TrainEngine
+from tandem.training.optimizers.adamw import AdamWConfig
 
-OPTIMIZER = OptimizerConfig(lr=1e-2, schedule="linear", warmup_steps=2, weight_decay=0.01)
+OPTIMIZER = AdamWConfig(lr=1e-2, schedule="linear", warmup_steps=2, weight_decay=0.01)
 layout: dict[str, int] = {}
 """Of the engines that are made next."""
 

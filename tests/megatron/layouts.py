@@ -22,12 +22,12 @@ import transformers
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from tandem.batching.packing import micro_batches
-from tandem.config.algorithms import OptimizerConfig
 from tandem.config.model import ModelConfig
 from tandem.config.rules.ranks import find_bridge_mistakes
 from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
 from tandem.errors import UserError
 from tandem.training.base import TrainEngine
+from tandem.training.optimizers.adamw import AdamWConfig
 from tandem.types import Batch, MicroBatch, Outputs, TokenColumns
 from tandem.weights import bridge
 from tandem.weights.bridge import Address, Receiver, Sender, open_bridge
@@ -58,7 +58,7 @@ MODELS: dict[str, PreTrainedConfig] = {
     ),
 }
 CRITIC = "critic"
-OPTIMIZER = OptimizerConfig(lr=1e-2, eps=1e-4, schedule="linear", warmup_steps=2, weight_decay=0.01, max_grad_norm=0.5)
+OPTIMIZER = AdamWConfig(lr=1e-2, eps=1e-4, schedule="linear", warmup_steps=2, weight_decay=0.01, max_grad_norm=0.5)
 """A large epsilon: AdamW's first steps would blow the rounding noise of a zero gradient up to the learning rate."""
 TP2 = {"tensor_parallel": 2}
 SP2 = {**TP2, "sequence_parallel": True}

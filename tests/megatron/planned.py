@@ -24,10 +24,10 @@ from torch.autograd import Function
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 
-from tandem.config.algorithms import OptimizerConfig
 from tandem.config.model import ModelConfig
 from tandem.config.training import MegatronTrainingConfig
 from tandem.planning.trace.step import FakeRun, Loss, micro_batch
+from tandem.training.optimizers.adamw import AdamWConfig
 
 PROMPT, ANSWER, MICRO_BATCHES = 32, 256, 4
 """Tokens of the one row of a micro-batch."""
@@ -99,7 +99,7 @@ def measured(directory: Path, name: str, layout: dict[str, Any]) -> list[dict[st
     from tandem.training.megatron.engine import MegatronEngine
 
     training = MegatronTrainingConfig(type="megatron", **layout)
-    engine: Any = MegatronEngine(ModelConfig(path=directory / name, dtype="bfloat16"), training, OptimizerConfig())
+    engine: Any = MegatronEngine(ModelConfig(path=directory / name, dtype="bfloat16"), training, AdamWConfig())
     row, drawn = micro_batch(FakeRun("", PROMPT, (ANSWER,))), np.random.default_rng(0)
     ids = [drawn.integers(0, 512, len(row.token_ids)).astype(np.int32) for _ in range(MICRO_BATCHES)]
     batch = [replace(row, token_ids=own) for own in ids]

@@ -21,12 +21,12 @@ import torch.distributed as dist
 import transformers
 from transformers import PreTrainedConfig, Qwen2Config, Qwen3MoeConfig
 
-from tandem.config.algorithms import OptimizerConfig
 from tandem.config.generation import VllmGenerationConfig
 from tandem.config.model import ModelConfig
 from tandem.config.training import MegatronTrainingConfig
 from tandem.generation import start
 from tandem.generation.replicas import ReplicatedEngine
+from tandem.training.optimizers.adamw import AdamWConfig
 from tandem.types import Completion, Request, SamplingParams
 from tandem.weights.bridge import Address, Receiver, Sender, open_bridge
 from tests.contract.test_training import Imitation
@@ -77,7 +77,7 @@ def world(rank: int, name: str, directory: Path) -> None:
     )
     model = ModelConfig(path=directory / name)
     trainer = MegatronEngine(
-        model, MegatronTrainingConfig(type="megatron", **LAYOUTS[name]), OptimizerConfig(lr=1e-2, warmup_steps=0)
+        model, MegatronTrainingConfig(type="megatron", **LAYOUTS[name]), AdamWConfig(lr=1e-2, warmup_steps=0)
     )
     trainer.forward_backward(micro_batches(batch(), range(3), 1000), Imitation())
     trainer.optimizer_step()

@@ -16,10 +16,10 @@ if find_spec("megatron") is None:
 from megatron.core import parallel_state
 
 from tandem.batching.packing import micro_batches
-from tandem.config.algorithms import OptimizerConfig
 from tandem.config.model import ModelConfig
 from tandem.config.training import MegatronTrainingConfig
 from tandem.training.megatron.engine import MegatronEngine
+from tandem.training.optimizers.adamw import AdamWConfig
 from tests.contract.test_training import Imitation
 from tests.megatron.layouts import batch
 from tests.megatron.publish import MODELS
@@ -37,7 +37,7 @@ def test_logprobs_and_a_step(tmp_path: Path, name: str, dtype: str, bound: float
     with torch.no_grad():
         expected = np.concatenate([told(model, rows, row)[0].numpy() for row in range(len(rows))])
     engine = MegatronEngine(
-        ModelConfig(path=tmp_path, dtype=dtype), MegatronTrainingConfig(type="megatron"), OptimizerConfig(lr=1e-3)
+        ModelConfig(path=tmp_path, dtype=dtype), MegatronTrainingConfig(type="megatron"), AdamWConfig(lr=1e-3)
     )
     difference = np.abs(logprobs_of(engine, rows) - expected)[rows.loss_mask]
     assert difference.mean() < bound / 4 and difference.max() < bound

@@ -19,11 +19,11 @@ from megatron.core import parallel_state
 from transformers import Qwen3MoeConfig
 
 from tandem.batching.packing import micro_batches, select_rows
-from tandem.config.algorithms import OptimizerConfig
 from tandem.config.model import ModelConfig
 from tandem.config.training import MegatronTrainingConfig
 from tandem.errors import UserError
 from tandem.training.megatron.engine import MegatronEngine
+from tandem.training.optimizers.adamw import AdamWConfig
 from tandem.types import Batch, FloatArray, IntArray
 from tests.contract.test_training import Imitation
 from tests.megatron.layouts import SHAPE, batch
@@ -59,7 +59,7 @@ def left_alone() -> Iterator[None]:
 
 def engine(directory: Path, **options: Any) -> MegatronEngine:
     training = MegatronTrainingConfig(type="megatron", **options)
-    return MegatronEngine(ModelConfig(path=directory), training, OptimizerConfig())
+    return MegatronEngine(ModelConfig(path=directory), training, AdamWConfig())
 
 
 def told(model: Any, rows: Batch, row: int) -> tuple[torch.Tensor, torch.Tensor]:

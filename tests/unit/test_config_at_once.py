@@ -77,7 +77,7 @@ MISTAKES = (
             ("trainer.best_metric",)),
     Mistake({"trainer.epochs": 2}, "trainer: give exactly one of steps and epochs", ("trainer.steps",)),
     Mistake({"training.cpu_offload": True, "training.optimizer_offload": True}, "training: cpu_offload has the"),
-    Mistake({"training.optimizer.momentum": 0.5}, "training.optimizer: momentum is of type: muon, not of adamw"),
+    Mistake({"training.optimizer.momentum": 0.5}, "training.optimizer.momentum: unknown key; it is one of training.optimizer.type: muon"),
     Mistake({"data.images": {"min_pixels": 9, "max_pixels": 4}}, "data.images: min_pixels: 9 is more than max_pixels"),
     Mistake({"data.mixture": {"a": {"files": ["{0}/rows.jsonl"]}}}, "data.mixture: give the files as train_files or",
             ("data.train_files", "data.sampler")),

@@ -33,7 +33,6 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from tandem.algorithms.supervised import NextTokenLoss
-from tandem.config.algorithms import OptimizerConfig
 from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.errors import UserError
@@ -46,6 +45,7 @@ from tandem.models.lean import make_lean
 from tandem.models.loading import drop_nothing, load_empty, load_policy
 from tandem.models.tiny import tiny
 from tandem.training.fsdp import FsdpEngine
+from tandem.training.optimizers.adamw import AdamWConfig
 from tandem.types import Completion, IntArray, MicroBatch, Request, SamplingParams, TokenColumns
 from tests.conftest import ROOT
 
@@ -239,7 +239,7 @@ def test_checkpointed_layers_compute_what_the_others_do(family: str) -> None:
     with torch.no_grad():
         ours = _models(config, trust_remote_code=False)[1]
     try:
-        engine = FsdpEngine(ours, FsdpTrainingConfig(activation_checkpointing=True), OptimizerConfig())
+        engine = FsdpEngine(ours, FsdpTrainingConfig(activation_checkpointing=True), AdamWConfig())
     except UserError as error:
         assert family in ("ctrl", "jetmoe") and "activation_checkpointing: transformers cannot" in str(error)
         return

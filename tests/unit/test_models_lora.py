@@ -27,12 +27,12 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from tandem.config.algorithms import OptimizerConfig
 from tandem.config.model import LoraConfig, ModelConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.errors import UserError
 from tandem.models.tiny import tiny
 from tandem.training.fsdp import FsdpEngine, make_engine
+from tandem.training.optimizers.adamw import AdamWConfig
 from tandem.types import MicroBatch, Outputs, TokenColumns
 from tandem.weights.base import Bucket, Part
 from tandem.weights.shared_memory import SharedMemorySync, attach
@@ -79,7 +79,7 @@ def directory_of(family: str, directory: Path) -> Path:
 
 def engine_of(path: Path, **lora: Any) -> FsdpEngine:
     model = ModelConfig(path=path, lora=LoraConfig(rank=3, alpha=6, **lora))
-    engine = make_engine(model, FsdpTrainingConfig(), OptimizerConfig(lr=1e-2), total_steps=5)
+    engine = make_engine(model, FsdpTrainingConfig(), AdamWConfig(lr=1e-2), total_steps=5)
     assert isinstance(engine, FsdpEngine)
     return engine
 
@@ -100,7 +100,7 @@ def valued(path: Path, scores_rows: bool) -> FsdpEngine:
     """A reward model or a critic with adapters, beside layers of every kind."""
     model = ModelConfig(path=path, lora=LoraConfig(rank=3, alpha=6))
     how: dict[str, Any] = {"total_steps": 5, "value_head": True, "scores_rows": scores_rows}
-    engine = make_engine(model, FsdpTrainingConfig(), OptimizerConfig(lr=1e-2), **how)
+    engine = make_engine(model, FsdpTrainingConfig(), AdamWConfig(lr=1e-2), **how)
     assert isinstance(engine, FsdpEngine)
     return engine
 
@@ -307,7 +307,7 @@ def test_what_has_a_value_head_resumes_bit_for_bit(scores_rows: bool, tmp_path: 
 def test_a_target_that_the_critic_lacks_is_refused_under_its_own_key(tmp_path: Path) -> None:
     model = ModelConfig(path=directory_of("qwen2", tmp_path), lora=LoraConfig(target_modules=["score"]))
     with pytest.raises(UserError, match=r"model\.critic_lora\.target_modules: no linear layer .* is named score"):
-        make_engine(model, FsdpTrainingConfig(), OptimizerConfig(), value_head=True)
+        make_engine(model, FsdpTrainingConfig(), AdamWConfig(), value_head=True)
 
 
 def test_a_policy_without_its_adapters_is_the_model_that_it_was(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tandem.planning.model_shape import shape_of
 from tandem.planning.trace.pretend import compiler
 from tandem.planning.trace.step import FakeRun, Loss, extrapolated, make_engine, micro_batch, on_meta_device, trace
 from tandem.planning.trace.trace_report import answers_to
+from tests.optimizers import OPTIMIZERS
 
 DENSE = {
     "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 3584, "num_attention_heads": 28,
@@ -66,17 +67,22 @@ CASES: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
     "critic, lora": (DENSE, 2, {"value_head": True, "lora": {"rank": 16}}),
     "tied, short rows": (TIED, 2, {"answer_tokens": SHORT}),
     "one rank": (TIED, 2, {"ranks": 1, "training": {}}),
-    "muon": (DENSE, 2, {"optimizer": "muon"}),
-    "muon, one rank": (TIED, 2, {"ranks": 1, "training": {}, "optimizer": "muon"}),
-    "8 bits": (DENSE, 2, {"optimizer": "adamw_8bit", "training": {**CHECKPOINTED, "optimizer_offload": True}}),
-    "8 bits, one rank": (TIED, 2, {"ranks": 1, "training": {}, "optimizer": "adamw_8bit"}),
     "mixture": (MIXTURE, 2, {"ranks": 64}),
     "mixture, no checkpointing": (MIXTURE, 2, {"ranks": 64, "training": {"reduce_once": False}}),
     "mixture, frozen": (MIXTURE, 2, {"learns": False}),
 }
+OF_OPTIMIZERS: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {}
+for name in OPTIMIZERS:
+    chosen, offload = {"optimizer": {"type": name}}, {**CHECKPOINTED, "optimizer_offload": True}
+    OF_OPTIMIZERS |= {
+        name: (DENSE, 2, chosen),
+        f"{name}, offload": (DENSE, 2, {**chosen, "training": offload}),
+        f"{name}, one rank": (TIED, 2, {**chosen, "ranks": 1, "training": {}}),
+    }
+CASES |= OF_OPTIMIZERS
 BY_NIGHT = {
-    "eight layers", "reduce_once, cpu_offload", "short rows", "critic", "tied, short rows", "one rank", "muon",
-    "muon, one rank", "8 bits", "8 bits, one rank", "mixture, no checkpointing", "mixture, frozen",
+    "eight layers", "reduce_once, cpu_offload", "short rows", "critic", "tied, short rows", "one rank",
+    "mixture, no checkpointing", "mixture, frozen", *OF_OPTIMIZERS,
 }  # fmt: skip
 """Cases of what others have each by itself, and those whose formulas are sums of few terms."""
 
@@ -121,7 +127,7 @@ def engine_of(case: str) -> FsdpSizes:
         keeps_attention=training.activation_checkpointing == "selective",
         context_parallel=training.context_parallel,
         lora_rank=fields.get("lora", {}).get("rank", 0),
-        optimizer=fields.get("optimizer", "adamw"),
+        optimizer=FsdpTrainingConfig(optimizer=fields.get("optimizer", {})).optimizer,
     )
     return replace(engine, reduce_once=training.sums_gradients_once(engine.learning))
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from tandem.config.algorithms import OptimizerConfig
-from tandem.training import adamw_8bit
-from tandem.training.adamw_8bit import block_of
 from tandem.training.optimizer import MasterOptimizer
+from tandem.training.optimizers.adamw_8bit import AdamW8bitConfig
+from tandem.training.optimizers.steps import blockwise_adamw
+from tandem.training.optimizers.steps.blockwise_adamw import block_of
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def steps(spread: torch.Tensor, count: int = 20, weight_decay: float = 0.1) -> t
     ours, theirs = (nn.Linear(256, 32, bias=False) for _ in range(2))
     theirs.load_state_dict(ours.state_dict())
     how = {"lr": 1e-2, "weight_decay": weight_decay}
-    adamw = MasterOptimizer(ours, OptimizerConfig(type="adamw_8bit", max_grad_norm=1e9, **how), count)
+    adamw = MasterOptimizer(ours, AdamW8bitConfig(max_grad_norm=1e9, **how), count)
     reference = torch.optim.AdamW(theirs.parameters(), **how)
     for _ in range(count):
         gradient = torch.randn(32, 256) * spread
@@ -66,10 +66,10 @@ def test_a_moment_is_two_bytes_and_a_scale_a_block_and_computed_some_rows_at_a_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole, _ = steps(torch.tensor(1.0), count=3)
-    monkeypatch.setattr(adamw_8bit, "_NUMBERS_AT_ONCE", 5 * 256)
+    monkeypatch.setattr(blockwise_adamw, "NUMBERS_AT_ONCE", 5 * 256)
     parts, _ = steps(torch.tensor(1.0), count=3)
     assert torch.equal(whole, parts)
     layer = nn.Linear(256, 32, bias=False)
-    kept = MasterOptimizer(layer, OptimizerConfig(type="adamw_8bit"), 1)._state()
+    kept = MasterOptimizer(layer, AdamW8bitConfig(), 1)._state()
     sizes = {name: tensor.nbytes for name, tensor in kept.items() if "exp_avg" in name}
     assert sum(sizes.values()) == 2 * layer.weight.numel() + 8 * layer.weight.numel() // 256

@@ -23,7 +23,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from tandem.algorithms import make_algorithm
 from tandem.algorithms.builtin.grpo import GRPOConfig
 from tandem.batching.packing import micro_batches
-from tandem.config.algorithms import OptimizerConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.errors import UserError
 from tandem.models.attention import ATTENTION, PackedRows, packed_attention
@@ -32,6 +31,7 @@ from tandem.training import fsdp
 from tandem.training.compiling import CompiledLayers
 from tandem.training.context import ContextParallel
 from tandem.training.fsdp import FsdpEngine
+from tandem.training.optimizers.adamw import AdamWConfig
 from tandem.training.tiled_head import TiledVocabularyHead
 from tandem.types import Batch, MicroBatch, Outputs, TokenColumns
 from tests.flash_operators import flash_operators_on_the_cpu
@@ -85,7 +85,7 @@ def model_of(family: str, attention: str = ATTENTION, head: str = "ForCausalLM",
 
 def engine_of(model: Any, temperature: float = 1.0, **training: Any) -> FsdpEngine:
     config = FsdpTrainingConfig(**training)
-    return FsdpEngine(model, config, OptimizerConfig(lr=1e-3), 10, temperature=temperature)
+    return FsdpEngine(model, config, AdamWConfig(lr=1e-3), 10, temperature=temperature)
 
 
 @pytest.fixture
@@ -374,7 +374,7 @@ def test_values_are_the_heads_at_the_scored_positions(batch: Batch) -> None:
         plain = model_of(family, "eager", "ForTokenClassification")
         model = model_of(family, ATTENTION, "ForTokenClassification")
         model.load_state_dict(plain.state_dict())
-        engine = FsdpEngine(model, FsdpTrainingConfig(), OptimizerConfig())
+        engine = FsdpEngine(model, FsdpTrainingConfig(), AdamWConfig())
         wanted = padded_logits(plain, batch)[0].squeeze(-1)[torch.from_numpy(batch.loss_mask)]
         (whole,) = micro_batches(batch, range(ROWS), 10_000)
         values = engine.forward([whole])[0].values_S

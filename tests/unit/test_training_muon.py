@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForTokenClassification
 
-from tandem.config.algorithms import OptimizerConfig
-from tandem.training.muon import hidden_matrices
 from tandem.training.optimizer import MasterOptimizer
+from tandem.training.optimizers.muon import MuonConfig
+from tandem.training.optimizers.steps.sharded_muon import hidden_matrices
 
 TINY = Qwen2Config(
     vocab_size=19, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
@@ -31,7 +31,7 @@ def test_a_first_step_goes_the_gradients_way_with_every_singular_value_about_one
     torch.manual_seed(0)
     layer = nn.Linear(12, 6)
     before = layer.weight.detach().clone()
-    muon = MasterOptimizer(layer, OptimizerConfig(type="muon", lr=0.5, adamw_lr=0.125), 1)
+    muon = MasterOptimizer(layer, MuonConfig(lr=0.5, adamw_lr=0.125), 1)
     left, right = torch.linalg.qr(torch.randn(6, 6)).Q, torch.linalg.qr(torch.randn(12, 6)).Q
     layer.weight.grad, layer.bias.grad = (
         left @ torch.diag(torch.linspace(0.05, 0.2, 6)) @ right.T,
@@ -48,14 +48,14 @@ def test_a_first_step_goes_the_gradients_way_with_every_singular_value_about_one
 
 def test_a_momentum_that_takes_nothing_in_is_refused() -> None:
     with pytest.raises(ValueError, match="momentum"):
-        OptimizerConfig(type="muon", momentum=1.0)
+        MuonConfig(momentum=1.0)
 
 
 def test_steps_are_those_of_torch() -> None:
     torch.manual_seed(0)
     ours, theirs = nn.Linear(12, 6, bias=False), nn.Linear(12, 6, bias=False)
     theirs.load_state_dict(ours.state_dict())
-    config = OptimizerConfig(type="muon", lr=0.1, momentum=0.9, weight_decay=0.2, max_grad_norm=1e9)
+    config = MuonConfig(lr=0.1, momentum=0.9, weight_decay=0.2, max_grad_norm=1e9)
     muon = MasterOptimizer(ours, config, 4)
     how = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.2, "adjust_lr_fn": "match_rms_adamw"}
     reference = torch.optim.Muon(theirs.parameters(), **how)

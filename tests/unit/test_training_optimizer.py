@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from transformers import get_scheduler
 
-from tandem.config.algorithms import OptimizerConfig
 from tandem.errors import EngineError
 from tandem.training import optimizer
 from tandem.training.copies import HostCopies
 from tandem.training.optimizer import MasterOptimizer, learning_rate
+from tandem.training.optimizers.adamw import AdamWConfig
 from tests.storages import Storages
 
 
@@ -30,13 +30,13 @@ from tests.storages import Storages
     ],
 )
 def test_learning_rate(schedule: str, warmup_steps: int, wanted: list[float]) -> None:
-    config = OptimizerConfig(lr=8, schedule=schedule, warmup_steps=warmup_steps, min_lr_ratio=0.25)
+    config = AdamWConfig(lr=8, schedule=schedule, warmup_steps=warmup_steps, min_lr_ratio=0.25)
     assert [learning_rate(config, step, 5) for step in range(5)] == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_without_warm_up_rates_are_those_of_transformers_and_the_last_update_learns(schedule: str) -> None:
-    config = OptimizerConfig(lr=8, schedule=schedule, warmup_steps=0)
+    config = AdamWConfig(lr=8, schedule=schedule, warmup_steps=0)
     theirs = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=8)
     scheduler = get_scheduler(schedule, theirs, num_warmup_steps=0, num_training_steps=7)
     for step in range(7):
@@ -47,7 +47,7 @@ def test_without_warm_up_rates_are_those_of_transformers_and_the_last_update_lea
 
 
 def test_learning_rate_of_a_run_of_one_step_and_past_the_end() -> None:
-    config = OptimizerConfig(lr=8, schedule="linear")
+    config = AdamWConfig(lr=8, schedule="linear")
     assert learning_rate(config, 0, 1) == 8
     assert learning_rate(config, 7, 5) == 0
 
@@ -62,7 +62,7 @@ def linear(weight: list[float], dtype: torch.dtype = torch.float32) -> nn.Linear
 
 def test_the_gradient_norm_is_reported_before_clipping_and_clipped_over_all_parameters() -> None:
     layer = linear([0.0, 0.0])
-    adamw = MasterOptimizer(layer, OptimizerConfig(lr=0.1, max_grad_norm=1.0, betas=(0.0, 0.0), eps=1.0), 1)
+    adamw = MasterOptimizer(layer, AdamWConfig(lr=0.1, max_grad_norm=1.0, betas=(0.0, 0.0), eps=1.0), 1)
     layer.weight.grad, layer.bias.grad = torch.tensor([[3.0, 0.0]]), torch.tensor([4.0])
     assert adamw.step() == {"grad_norm": 5.0, "lr": 0.1}
     # Clipped to (0.6, 0, 0.8); with both betas 0 and eps 1, AdamW moves by lr * g / (|g| + 1).
@@ -72,7 +72,7 @@ def test_the_gradient_norm_is_reported_before_clipping_and_clipped_over_all_para
 
 def test_a_small_gradient_is_not_scaled_up() -> None:
     layer = linear([0.0])
-    adamw = MasterOptimizer(layer, OptimizerConfig(lr=1.0, betas=(0.0, 0.0), eps=1.0), 1)
+    adamw = MasterOptimizer(layer, AdamWConfig(lr=1.0, betas=(0.0, 0.0), eps=1.0), 1)
     layer.weight.grad = torch.tensor([[0.25]])
     assert adamw.step()["grad_norm"] == 0.25
     torch.testing.assert_close(layer.weight.detach(), torch.tensor([[-0.2]]))
@@ -82,14 +82,14 @@ def test_weight_decay_is_for_matrices_only() -> None:
     layer = linear([2.0])
     with torch.no_grad():
         layer.bias.fill_(2.0)
-    MasterOptimizer(layer, OptimizerConfig(lr=0.5, weight_decay=0.1), 1).step()
+    MasterOptimizer(layer, AdamWConfig(lr=0.5, weight_decay=0.1), 1).step()
     assert layer.weight.item() == pytest.approx(2.0 * (1 - 0.5 * 0.1)) and layer.bias.item() == 2.0
 
 
 def test_a_step_without_gradients_still_follows_the_momentum() -> None:
     silent, zero = linear([1.0]), linear([1.0])
     for layer in (silent, zero):
-        adamw = MasterOptimizer(layer, OptimizerConfig(lr=0.1), 3)
+        adamw = MasterOptimizer(layer, AdamWConfig(lr=0.1), 3)
         layer.weight.grad = torch.ones(1, 1)
         adamw.step()
         if layer is zero:
@@ -100,7 +100,7 @@ def test_a_step_without_gradients_still_follows_the_momentum() -> None:
 
 def test_masters_keep_updates_that_bfloat16_would_lose() -> None:
     layer = linear([1.0], torch.bfloat16)
-    adamw = MasterOptimizer(layer, OptimizerConfig(lr=1e-4), 100)
+    adamw = MasterOptimizer(layer, AdamWConfig(lr=1e-4), 100)
     for step in range(100):
         layer(torch.ones(1, 1, dtype=torch.bfloat16)).sum().backward()
         adamw.step()
@@ -112,7 +112,7 @@ def test_masters_keep_updates_that_bfloat16_would_lose() -> None:
 
 def test_bfloat16_gradients_of_micro_batches_are_added_in_float32() -> None:
     layer = linear([0.0], torch.bfloat16)
-    MasterOptimizer(layer, OptimizerConfig(), 1)
+    MasterOptimizer(layer, AdamWConfig(), 1)
     for value in [256.0, *[1.0] * 8]:
         (layer.weight * value).sum().backward()
     gradient = layer.weight.grad
@@ -121,7 +121,7 @@ def test_bfloat16_gradients_of_micro_batches_are_added_in_float32() -> None:
 
 def test_the_error_names_the_parameter_and_nothing_moves() -> None:
     layer = linear([1.0])
-    adamw = MasterOptimizer(layer, OptimizerConfig(lr=0.1), 1)
+    adamw = MasterOptimizer(layer, AdamWConfig(lr=0.1), 1)
     layer.weight.grad, layer.bias.grad = torch.ones(1, 1), torch.tensor([torch.nan])
     with pytest.raises(EngineError, match=r"step 0: gradient norm is nan; not finite first in bias"):
         adamw.step()
@@ -131,7 +131,7 @@ def test_the_error_names_the_parameter_and_nothing_moves() -> None:
 def test_frozen_parameters_stay_and_take_no_gradient() -> None:
     layer = linear([1.0])
     layer.bias.requires_grad_(False)
-    adamw = MasterOptimizer(layer, OptimizerConfig(lr=0.1), 1)
+    adamw = MasterOptimizer(layer, AdamWConfig(lr=0.1), 1)
     layer.weight.grad = torch.ones(1, 1)
     adamw.step()
     assert list(adamw.masters) == ["weight"] and layer.bias.item() == 0 != layer.weight.item() - 1
@@ -142,7 +142,7 @@ def test_a_state_that_visits_for_the_step_steps_alike_and_is_never_there_as_a_wh
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(optimizer, "_NUMBERS_AT_ONCE", 70)
-    config = OptimizerConfig(lr=0.1, max_grad_norm=0.5, weight_decay=0.1, schedule="linear", warmup_steps=1)
+    config = AdamWConfig(lr=0.1, max_grad_norm=0.5, weight_decay=0.1, schedule="linear", warmup_steps=1)
 
     def stack() -> nn.Module:
         torch.manual_seed(0)
@@ -171,7 +171,7 @@ def test_a_state_that_visits_for_the_step_steps_alike_and_is_never_there_as_a_wh
 
 def test_weights_that_are_no_numbers_are_not_saved() -> None:
     layer = nn.Linear(2, 1)
-    optimizer = MasterOptimizer(layer, OptimizerConfig(lr=1e38, max_grad_norm=1.0), 1)
+    optimizer = MasterOptimizer(layer, AdamWConfig(lr=1e38, max_grad_norm=1.0), 1)
     optimizer.check_finite()
     layer(torch.ones(1, 2)).sum().backward()
     for _ in range(5):

@@ -184,7 +184,7 @@ def _of_fsdp(name: str) -> str:
 def _of_tandem(file: str, name: str) -> str:
     if file == "training/optimizer.py":
         return "gradients" if name in ("step", "_publish") else "optimizer"
-    if file in ("training/muon.py", "training/adamw_8bit.py"):
+    if file.startswith("training/optimizers/steps/"):
         return "optimizer" if name in ("__init__", "_scales") else "buffers"
     if file == "training/layout.py":
         return "gradients" if name == "_reduce" else "gathered"

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tandem.config.algorithms import OptimizerConfig, OptimizerType
 from tandem.config.model import LoraConfig, ModelConfig
 from tandem.config.training import FsdpTrainingConfig
 
@@ -39,7 +38,8 @@ class FakeRun:
     training: dict[str, Any] | None = None
     """The section `training`."""
     lora: dict[str, Any] | None = None
-    optimizer: OptimizerType = "adamw"
+    optimizer: dict[str, Any] | None = None
+    """The section `training.optimizer`."""
     micro_batches: int = 2
     picture_tokens: int = 0
     """Of the prompt, its first ones, of one picture: for a model with a vision tower."""
@@ -110,9 +110,9 @@ def make_engine(run: FakeRun, loaded: Any, tower: Any = None) -> Any:
     from tandem.training.fsdp import FsdpEngine
     from tandem.training.layout import Sharded
 
-    training = FsdpTrainingConfig(**(run.training or {}))
+    training = FsdpTrainingConfig(**{**(run.training or {}), "optimizer": run.optimizer or {}})
     layout = Sharded(loaded, training) if run.ranks > 1 else None
-    optimizer = OptimizerConfig(type=run.optimizer) if run.learns else None
+    optimizer = training.optimizer if run.learns else None
     return FsdpEngine(loaded, training, optimizer, total_steps=10, layout=layout, tower=tower)
 
 

@@ -104,7 +104,7 @@ def _fake_run(
         value_head=role in ("critic", "reward_model"),
         training=training.model_dump(exclude={"type", "optimizer"}),
         lora=lora.model_dump() if lora else None,
-        optimizer=engine_of(config, training, role, read_shape(path), ranks).optimizer,
+        optimizer=engine_of(config, training, role, read_shape(path), ranks).optimizer.model_dump(),
         picture_tokens=min(pictures, prompt),
         vision_tower=config.model.vision_tower,
     )

@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.utils.checkpoint import checkpoint
 
-from tandem.config.algorithms import OptimizerConfig
 from tandem.config.model import ModelConfig
+from tandem.config.optimizer import OptimizerConfig
 from tandem.config.training import MegatronTrainingConfig
 from tandem.errors import UserError
 from tandem.models.storage import TensorFile

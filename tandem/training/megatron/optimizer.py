@@ -11,7 +11,7 @@ from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
-from tandem.config.algorithms import OptimizerConfig
+from tandem.config.optimizer import OptimizerConfig
 from tandem.errors import EngineError
 from tandem.training.optimizer import learning_rate
 

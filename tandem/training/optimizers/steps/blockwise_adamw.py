@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tandem.training.dtensor_parts import local_shard
+from tandem.training.optimizers.adamw_8bit import LARGEST_BLOCK, NUMBERS_AT_ONCE
 
-LEAST_BLOCK, LARGEST_BLOCK = 32, 256
-"""Numbers in a block: the largest divisor of a row's length between these."""
+LEAST_BLOCK = 32
+"""Rows whose length has no divisor from this to `LARGEST_BLOCK` have no blocks."""
 LEAST_WEIGHT = 4096
 """Numbers of a weight; the moments of smaller ones, as of norms and biases, stay float32."""
-_NUMBERS_AT_ONCE = 2**22
-"""Whose moments are float32 at a time, where no single row has more."""
 
 
 def block_of(shape: Sequence[int]) -> int | None:
@@ -108,7 +107,7 @@ class _Code:
 def _rows(weight: Tensor) -> Iterator[slice]:
     """Those of a weight that are made float32 together."""
     rows = len(weight)
-    together = max(1, _NUMBERS_AT_ONCE * rows // max(1, weight.numel()))
+    together = max(1, NUMBERS_AT_ONCE * rows // max(1, weight.numel()))
     return (slice(first, first + together) for first in range(0, rows, together))
 
 

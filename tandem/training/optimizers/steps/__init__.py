@@ -1,0 +1,1 @@
+"""The arithmetic of optimizers that torch does not have."""
