@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BeforeValidator, Field
 
@@ -35,6 +35,9 @@ class OptimizerConfig(Section):
     """From `lr` after the warm-up to `lr * min_lr_ratio`, which the step after the last would have."""
     min_lr_ratio: Share = 0.0
     warmup_steps: NonNegativeInt = 0
+
+    moves_embeddings: ClassVar[bool] = True
+    """False where it leaves the masters of embeddings to AdamW, whose steps take no `step_bytes`."""
 
     @property
     def lr_of_others(self) -> float | None:

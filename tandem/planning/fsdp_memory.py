@@ -463,12 +463,24 @@ def _step(engine: FsdpSizes) -> Memory:
     own = engine.learning // (engine.shards if engine.sharded else 1)
     if engine.sharded and engine.cpu_offload:
         return Memory()
-    masters = 0 if engine.sharded or engine.item_bytes == 4 else 4
-    visiting = min(own, max(_VISITING, engine.shape.embedding // engine.shards)) if engine.optimizer_offload else 0
-    moments = engine.moments * visiting // max(1, engine.learning)
     matrix = engine.shape.hidden * (engine.lora_rank or max(engine.shape.width, engine.shape.attention.query))
     buffers = engine.optimizer.step_bytes(matrix, engine.sharded)
-    return resident(engine) + Memory(gradients=4 * own, optimizer=masters * visiting + moments, buffers=buffers)
+    visit = _visit(engine, own, buffers) if engine.optimizer_offload else Memory(buffers=buffers)
+    return resident(engine) + Memory(gradients=4 * own) + visit
+
+
+def _visit(engine: FsdpSizes, own: int, buffers: int) -> Memory:
+    """Of the parameters that step together, some at a time, those that take the most: an embedding, or matrices."""
+    masters = 0 if engine.sharded or engine.item_bytes == 4 else 4
+    matrices = min(own, engine.matrices // (engine.shards if engine.sharded else 1))
+    most, chosen = max(_VISITING, engine.shape.embedding // engine.shards), engine.optimizer
+    others = min(own if chosen.moves_embeddings else own - matrices, most)
+    together = min(matrices, _VISITING)
+    of_others = Memory(
+        optimizer=masters * others + chosen.state_bytes(others, 0), buffers=buffers if chosen.moves_embeddings else 0
+    )
+    of_matrices = Memory(optimizer=masters * together + chosen.state_bytes(together, together), buffers=buffers)
+    return max(of_others, of_matrices, key=lambda memory: memory.total)
 
 
 def _publish(engine: FsdpSizes) -> Memory:

@@ -117,7 +117,7 @@ def test_each_heavy_package_has_one_owner() -> None:
 
 FOUND = [
     *("tandem.algorithms.builtin", "tandem.tracking.trackers"),
-    *("tandem.data.samplers", "tandem.rollout.tools.builtin"),
+    *("tandem.data.samplers", "tandem.rollout.tools.builtin", "tandem.training.optimizers"),
 ]
 """Their files are read with every configuration."""
 LIGHT = [

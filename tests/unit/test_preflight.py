@@ -66,7 +66,11 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
         ["data.mixture.a.files: ", "no such file"],
     ),
     ("train", "training.optimizer.lr=-1e-3", ["training.optimizer.lr: ", "greater than 0", "-0.001"]),
-    ("train", "training.optimizer.adamw_lr=1e-3", ["adamw_lr: unknown key; it is one of training.optimizer.type: muon"]),
+    (
+        "train",
+        "training.optimizer.adamw_lr=1e-3",
+        ["adamw_lr: unknown key; it is one of training.optimizer.type: muon"],
+    ),
     ("train", "generation.type=vlm", ["generation.type: 'vlm' is unknown; known are 'native', 'vllm', 'sglang'"]),
     ("train", "algorithm.type=gropo", ["algorithm.type: 'gropo' is unknown; known are ", "'grpo'"]),
     ("train", "generation=native", ["generation: is a section of keys and values, not 'native'"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tandem.config.base import PositiveFloat
 from tandem.config.optimizer import Decay, OptimizerConfig
@@ -25,6 +25,8 @@ class MuonConfig(OptimizerConfig):
     """Of embeddings, output layers, norms and biases. Default: `lr`."""
     momentum: Decay = 0.95
     """The share of the last step's momentum in this one's."""
+
+    moves_embeddings: ClassVar[bool] = False
 
     @property
     def lr_of_others(self) -> float | None:
