@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 from command_line import parse_arguments
 
 from tandem.controller.engines import Engines
-from tandem.controller.groups import WorkerGroup
 from tandem.controller.pools import ResourcePool
+from tandem.controller.worker_groups import WorkerGroup
 from tandem.simulation.lengths import LognormalLengths
 from tandem.simulation.speeds import EngineSpeed, Speeds
 from tandem.simulation.virtual import VirtualCluster

@@ -48,11 +48,11 @@ from tandem.cluster.ray import RayCluster
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import Roles
 from tandem.controller.dataflow import compute_advantages, prepare
-from tandem.controller.groups import Cluster, Future, Ranks, WorkerGroup
 from tandem.controller.learning import placed_step, update
 from tandem.controller.placed import Placed
 from tandem.controller.pools import ResourcePool
 from tandem.controller.roles import Actor, Critic, Policy
+from tandem.controller.worker_groups import Cluster, Future, Ranks, WorkerGroup
 from tandem.types import Batch, FloatArray, IntArray, StepMetrics, TokenColumns
 from tandem.workers.host import Worker, WorkerHost
 from tandem.workers.registration import Calls, Dispatch, Mesh, Returns, register

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from tandem.algorithms import PolicyGradient as PolicyGradient
     from tandem.algorithms.base import Advantages as Advantages
     from tandem.algorithms.base import Algorithm as Algorithm
+    from tandem.algorithms.base import Need as Need
     from tandem.algorithms.base import Rollouts as Rollouts
-    from tandem.algorithms.base import Signal as Signal
     from tandem.algorithms.supervised import NextTokenLoss as NextTokenLoss
     from tandem.batching.packing import demonstrations_to_batch as demonstrations_to_batch
     from tandem.batching.packing import to_batch as to_batch
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from tandem.config.tree import RewardModelConfig as RewardModelConfig
     from tandem.config.tree import SftConfig as SftConfig
     from tandem.config.tree import TrainConfig as TrainConfig
-    from tandem.controller.groups import Future as Future
-    from tandem.controller.groups import WorkerGroup as WorkerGroup
     from tandem.controller.pools import ResourcePool as ResourcePool
     from tandem.controller.pools import ResourcePoolManager as ResourcePoolManager
     from tandem.controller.pools import Role as Role
@@ -37,6 +35,8 @@ if TYPE_CHECKING:
     from tandem.controller.roles import Critic as Critic
     from tandem.controller.roles import Policy as Policy
     from tandem.controller.roles import ValueModel as ValueModel
+    from tandem.controller.worker_groups import Future as Future
+    from tandem.controller.worker_groups import WorkerGroup as WorkerGroup
     from tandem.data.dataset import RLHFDataset as RLHFDataset
     from tandem.data.learning_sampler import Outcome as Outcome
     from tandem.data.learning_sampler import RowSampler as RowSampler
@@ -133,6 +133,7 @@ __all__ = [
     "Mesh",
     "Message",
     "MicroBatch",
+    "Need",
     "NextTokenLoss",
     "NoRoomToAnswer",
     "Outcome",
@@ -165,7 +166,6 @@ __all__ = [
     "SamplingParams",
     "Score",
     "SftConfig",
-    "Signal",
     "Status",
     "StepMetrics",
     "TandemError",
@@ -201,12 +201,12 @@ __all__ = [
 ]
 _EXPORTS = {
     "algorithms": ("PolicyGradient",),
-    "algorithms.base": ("Advantages", "Algorithm", "Rollouts", "Signal"),
+    "algorithms.base": ("Advantages", "Algorithm", "Rollouts", "Need"),
     "algorithms.supervised": ("NextTokenLoss",),
     "batching.packing": ("demonstrations_to_batch", "to_batch", "token_shares"),
     "config.load": ("load_config",),
     "config.tree": ("DpoConfig", "EvalConfig", "RewardModelConfig", "SftConfig", "TrainConfig"),
-    "controller.groups": ("Future", "WorkerGroup"),
+    "controller.worker_groups": ("Future", "WorkerGroup"),
     "controller.pools": ("ResourcePool", "ResourcePoolManager", "Role"),
     "controller.roles": ("Actor", "Critic", "Policy", "ValueModel"),
     "data.dataset": ("RLHFDataset",),

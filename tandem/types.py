@@ -366,7 +366,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class SavedGroup:
     """The answers to a prompt that were made ahead of training, and that no step has taken yet."""
 
     group: Group
@@ -503,7 +503,7 @@ class MicroBatch:
     offsets: IntArray
     prefixes: IntArray
     """`[segments]`: the number of the segment that each continues, which stands before it; -1: none."""
-    scored: IntArray
+    predicted_at: IntArray
     """`[S]`: positions in `token_ids` whose hidden states predict the targets; a prompt's last one often."""
     targets: IntArray
     """`[S]`: the tokens whose log-prob, entropy or value is wanted."""

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from tandem.cluster.local import LocalCluster
-from tandem.controller.groups import WorkerGroup
 from tandem.controller.pools import ResourcePool
+from tandem.controller.worker_groups import WorkerGroup
 from tandem.workers.registration import Dispatch, register
 from tests.cluster_workers import Probe
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from tandem.controller import rollouts as real
-from tandem.controller.groups import WorkerGroup
 from tandem.controller.pools import ResourcePool
 from tandem.controller.timesharing import Phase
+from tandem.controller.worker_groups import WorkerGroup
 from tandem.simulation.virtual import Timed, VirtualCluster
-from tandem.types import Finished, Group, Prompt, Score, Status, Trajectory
+from tandem.types import Group, Prompt, SavedGroup, Score, Status, Trajectory
 from tandem.workers.host import Worker
 from tandem.workers.registration import Dispatch, Mesh, register
 from tandem.workers.rollout import Advance, Ask, RolloutRequest
@@ -308,7 +308,7 @@ def run(seed: int, module: ModuleType = real, timing: int = 0, killed: bool = Tr
     world = draw_world(seed, timing)
     world.kills *= killed
     record: list[list[Taken]] = []
-    checkpoint: tuple[int, int, dict[int, Finished]] = (0, 0, {})
+    checkpoint: tuple[int, int, dict[int, SavedGroup]] = (0, 0, {})
     most_staleness, failing, cluster = world.staleness, world.failing, world.cluster
     rollouts, rollout, actor = start(world, seed, module)
     kills, step = world.kills, 0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tandem.types import TokenLoss
 
 
-class Signal(Enum):
+class Need(Enum):
     """What the loop must ask the engines for before `advantages`."""
 
     POLICY_LOGPROBS = "log-probs of the policy before the update, by the trainer"
@@ -97,7 +97,7 @@ class Algorithm(Protocol):
     steps and calls `weights` for each, before it is cut further into micro-batches.
     """
 
-    needs: frozenset[Signal]
+    needs: frozenset[Need]
     value_loss: TokenLoss[Tensor] | None
     """The critic's loss; None without a critic."""
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from tandem.algorithms.base import Advantages, Rollouts, Signal
+from tandem.algorithms.base import Advantages, Need, Rollouts
 from tandem.algorithms.kl import kl_estimate
 from tandem.algorithms.policy_loss import PolicyLoss
 from tandem.algorithms.reward_shaping import (
@@ -41,11 +41,11 @@ class PolicyGradient(ABC, Generic[Config]):
         self._reward_moments = RunningMoments()
         self.loss: PolicyLoss[Any] = make_loss(config)
         self.value_loss: TokenLoss[Tensor] | None = None
-        self.needs = frozenset[Signal]()
+        self.needs = frozenset[Need]()
         if config.kl.place != "none":
-            self.needs |= {Signal.REF_LOGPROBS}
+            self.needs |= {Need.REF_LOGPROBS}
         if config.kl.place == "reward" or self.loss.selects_by_logprobs:
-            self.needs |= {Signal.POLICY_LOGPROBS}
+            self.needs |= {Need.POLICY_LOGPROBS}
 
     @property
     def zero_without_advantage(self) -> bool:

@@ -415,7 +415,7 @@ def _pack(batch: Batch, paths: Mapping[int, Path], rows_R: IntArray) -> MicroBat
         token_ids=token_ids,
         offsets=offsets,
         prefixes=prefixes,
-        scored=predicted_at_S,
+        predicted_at=predicted_at_S,
         targets=batch.response_ids[source_S],
         columns=columns,
         source=source_S,

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from tandem.checkpoint.progress import Progress
 from tandem.checkpoint.store import check_sound
-from tandem.config.algorithms import CriticConfig
+from tandem.config.algorithms import MayHaveCriticConfig
 from tandem.config.tree import RewardModelConfig, SftConfig, TrainConfig
 from tandem.errors import UserError
 from tandem.stored import DamagedFile, read_json
@@ -79,7 +79,7 @@ def branch_of(config: TrainConfig | SftConfig) -> Fork | None:
 def special_optimizers(config: TrainConfig | SftConfig) -> dict[str, str]:
     """`Progress.optimizers` of a run."""
     chosen = {POLICY: config.training.optimizer}
-    if isinstance(config, TrainConfig) and isinstance(config.algorithm, CriticConfig):
+    if isinstance(config, TrainConfig) and isinstance(config.algorithm, MayHaveCriticConfig):
         chosen[CRITIC] = config.algorithm.critic_optimizer
     return {name: optimizer.type for name, optimizer in chosen.items() if optimizer.type != "adamw"}
 

@@ -23,7 +23,7 @@ from safetensors.numpy import load_file, save_file
 
 from tandem.errors import UserError
 from tandem.files import write_text
-from tandem.types import Branch, Finished, Group, Picture, Prompt, Score, Status, Trajectory, Turn, VideoStep
+from tandem.types import Branch, Group, Picture, Prompt, SavedGroup, Score, Status, Trajectory, Turn, VideoStep
 
 _ARRAYS, _REST = "state/rollouts.safetensors", "state/rollouts.json"
 _COLUMNS: dict[str, Any] = {
@@ -38,7 +38,7 @@ _OF_BRANCHES = ("branches", "openings", "pictures")
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def write_rollouts(checkpoint: Path, finished: Mapping[int, Finished]) -> None:
+def write_rollouts(checkpoint: Path, finished: Mapping[int, SavedGroup]) -> None:
     """Write what was `finished`, by draw, into a checkpoint that is being written.
 
     Raises UserError where a column holds what has no checksum.
@@ -49,7 +49,7 @@ def write_rollouts(checkpoint: Path, finished: Mapping[int, Finished]) -> None:
     write_text(checkpoint / _REST, f"[{','.join(described)}]")
 
 
-def read_rollouts(checkpoint: Path, prompt_of: Callable[[int], Prompt]) -> dict[int, Finished]:
+def read_rollouts(checkpoint: Path, prompt_of: Callable[[int], Prompt]) -> dict[int, SavedGroup]:
     """What `write_rollouts` wrote, bit for bit; nothing where the checkpoint has none. `prompt_of`: of each draw.
 
     Raises UserError where a row is not the one that was answered and scored.
@@ -63,17 +63,17 @@ def read_rollouts(checkpoint: Path, prompt_of: Callable[[int], Prompt]) -> dict[
     return {one["draw"]: _finished(one, prompts[one["draw"]], rows) for one in described}
 
 
-def _answers(one: Finished) -> list[Trajectory]:
+def _answers(one: SavedGroup) -> list[Trajectory]:
     return one.group.trajectories + ([] if one.greedy is None else [one.greedy])
 
 
-def _is_conversation(one: Finished) -> bool:
+def _is_conversation(one: SavedGroup) -> bool:
     """Its answers were opened with other tokens than the row's prompt. Not all need have come to a turn."""
     answers = _answers(one)
     return any(answer.messages or not (answer.turns or answer.status is Status.ABORTED) for answer in answers)
 
 
-def _branches(finished: Iterable[Finished]) -> Iterator[Branch]:
+def _branches(finished: Iterable[SavedGroup]) -> Iterator[Branch]:
     """All of them, in the order in which their arrays are written; without the prompt where that is the row's."""
     for one in finished:
         opened = _is_conversation(one)
@@ -112,7 +112,7 @@ def _split(arrays: dict[str, _Array]) -> Iterator[Branch]:
         yield Branch(**own)
 
 
-def _describe(number: int, one: Finished) -> dict[str, Any]:
+def _describe(number: int, one: SavedGroup) -> dict[str, Any]:
     prompt, opened = one.group.trajectories[0].prompt, _is_conversation(one)
     return {
         "draw": number,
@@ -146,14 +146,14 @@ def _describe_answer(answer: Trajectory) -> dict[str, Any]:
     }
 
 
-def _finished(described: dict[str, Any], prompt: Prompt, rows: Iterator[Branch]) -> Finished:
+def _finished(described: dict[str, Any], prompt: Prompt, rows: Iterator[Branch]) -> SavedGroup:
     opened = described["conversation"]
     answers = [_trajectory(one, prompt, rows, opened) for one in described["answers"]]
     scores = [_score(one) for one in described["scores"]]
     greedy, score = described["greedy_answer"], described["greedy_score"]
     group = Group(answers, scores, None if score is None else _score(score))
     answer = None if greedy is None else _trajectory(greedy, prompt, rows, opened)
-    return Finished(group, answer, described["kept"])
+    return SavedGroup(group, answer, described["kept"])
 
 
 def _trajectory(described: dict[str, Any], prompt: Prompt, rows: Iterator[Branch], opened: bool) -> Trajectory:

@@ -1,8 +1,8 @@
 """Where worker processes come from: this process, this machine, Ray."""
 
 from tandem.config.tree import ModelsConfig
-from tandem.controller.groups import Cluster
 from tandem.controller.pools import ResourcePoolManager
+from tandem.controller.worker_groups import Cluster
 
 
 def make_cluster(config: ModelsConfig, pools: ResourcePoolManager | None = None) -> Cluster:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from tandem.controller.groups import EventSource, Future
+from tandem.controller.worker_groups import EventSource, Future
 
 _LOOK_S = 1.0
 """A moment: the longest that `watch` waits, so that time-outs and deaths are seen."""

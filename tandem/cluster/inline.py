@@ -4,8 +4,8 @@ from multiprocessing.connection import wait
 from typing import Any, Self, TypeVar
 
 from tandem.cluster.events import Events, PendingCall
-from tandem.controller.groups import EventSource, Future
 from tandem.controller.pools import ResourcePool
+from tandem.controller.worker_groups import EventSource, Future
 from tandem.errors import UserError
 from tandem.workers.host import Worker, WorkerHost
 from tandem.workers.registration import Calls, Mesh

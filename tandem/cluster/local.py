@@ -31,8 +31,8 @@ from tandem.cluster.events import Events, PendingCall
 from tandem.cluster.process import TELL_STACKS, ProcessSetup, keep_freed_memory, process_main
 from tandem.cluster.rank_rpc import CallRequest, CreateRequest, RankClient
 from tandem.cluster.shared_memory import Arena, SharedFile, View
-from tandem.controller.groups import EventSource, Future
 from tandem.controller.pools import ResourcePool
+from tandem.controller.worker_groups import EventSource, Future
 from tandem.errors import TandemError, UserError, WorkerLost
 from tandem.signals import stop_signals_blocked
 from tandem.workers.host import Worker

@@ -30,8 +30,8 @@ from tandem.cluster.rank_rpc import CallRequest, CreateRequest, RankClient
 from tandem.cluster.ray_actor import Actor, Ends, dumps, pack, put, unpack
 from tandem.cluster.ray_connection import connect
 from tandem.cluster.shared_memory import Arena, SharedFile, View
-from tandem.controller.groups import EventSource, Future
 from tandem.controller.pools import ResourcePool
+from tandem.controller.worker_groups import EventSource, Future
 from tandem.errors import TandemError, UserError, WorkerLost
 from tandem.workers.host import Worker
 from tandem.workers.registration import Calls, Mesh

@@ -67,7 +67,7 @@ class LossConfig(Section):
     aggregation: Aggregation = "token_mean"
     """How token losses become one; `fixed_length` divides by rows * max_response_tokens (Dr. GRPO)."""
 
-    ratio_to: ClassVar[Literal["old_policy", "engine", "nothing"]] = "old_policy"
+    divides_by: ClassVar[Literal["old_policy", "engine", "nothing"]] = "old_policy"
     """Whose probability of a token the surrogate divides the policy's by: what corrects for tokens of other weights."""
     bounds_ratio: ClassVar[bool] = True
     """Something keeps that ratio near 1, so that answers several steps old can be learned from."""
@@ -168,9 +168,9 @@ class PolicyGradientConfig(Section):
     group_size: PositiveInt = 8
     """Samples a prompt."""
     epochs: PositiveInt = 1
-    """Passes over the trajectories of a step."""
+    """How often the trajectories of a step are gone over."""
     minibatches: PositiveInt = 1
-    """Optimizer steps a pass; groups are spread over them evenly."""
+    """Optimizer steps an epoch; groups are spread over them evenly."""
     loss: PolicyLossConfig = Field(default={"type": "clip"}, validate_default=True)
     entropy_coefficient: float = 0.0
     """Times the mean token entropy, subtracted from the loss."""
@@ -285,7 +285,7 @@ def find_shaped_rewards(algorithm: PolicyGradientConfig, reason: str) -> Iterato
         yield f"{algorithm.type} {reason}, so nothing may shape them: {shapes}"
 
 
-class CriticConfig(PolicyGradientConfig):
+class MayHaveCriticConfig(PolicyGradientConfig):
     """What algorithms share that may have a critic."""
 
     critic_optimizer: AnyOptimizerConfig = Field(default={"lr": 1e-5}, validate_default=True)
@@ -295,7 +295,7 @@ class CriticConfig(PolicyGradientConfig):
     after them."""
 
 
-class OwnAlgorithmConfig(CriticConfig):
+class OwnAlgorithmConfig(MayHaveCriticConfig):
     """An algorithm of your own, in a file or a module of yours: docs/extend.md shows one."""
 
     type: Reference = Field(pattern=":")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tandem.config.algorithms import CriticConfig, OwnAlgorithmConfig
+from tandem.config.algorithms import MayHaveCriticConfig, OwnAlgorithmConfig
 from tandem.config.cluster import RoleName
 from tandem.config.tree import DpoConfig, ModelsConfig, RewardModelConfig, RolloutConfig, SftConfig, TrainConfig
 
@@ -43,4 +43,4 @@ def has_critic(config: Any) -> bool:
     """Whether a critic is one of the roles."""
     if not isinstance(config, TrainConfig):
         return False
-    return isinstance(config.algorithm, CriticConfig) and not isinstance(config.algorithm, OwnAlgorithmConfig)
+    return isinstance(config.algorithm, MayHaveCriticConfig) and not isinstance(config.algorithm, OwnAlgorithmConfig)

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from tandem.config.algorithms import AlgorithmConfig, CriticConfig, PreferenceConfig
+from tandem.config.algorithms import AlgorithmConfig, MayHaveCriticConfig, PreferenceConfig
 from tandem.config.base import MayChange, NonNegativeInt, Section
 from tandem.config.cluster import ClusterConfig, LocalClusterConfig, PlacementConfig, RoleName
 from tandem.config.conversation import ConversationConfig
@@ -128,7 +128,7 @@ class TrainConfig(RolloutConfig, RunConfig):
     @property
     def critic_warmup_steps(self) -> int:
         """Steps at the beginning in which the policy stays as it is."""
-        return self.algorithm.critic_warmup_steps if isinstance(self.algorithm, CriticConfig) else 0
+        return self.algorithm.critic_warmup_steps if isinstance(self.algorithm, MayHaveCriticConfig) else 0
 
 
 def pictures_directory(config: TrainConfig | EvalConfig | SftConfig) -> Path:

@@ -141,7 +141,7 @@ KEYS: Table = {
         "rollout_correction.bypass_mode": "rollout_correction.skip_old_logprobs",
     }),
     **under("actor_rollout_ref.actor.", "algorithm.", {
-        "ppo_mini_batch_size": "minibatches, the number of optimizer steps a pass",
+        "ppo_mini_batch_size": "minibatches, the number of optimizer steps an epoch",
         "ppo_epochs": Key("epochs", unless=1),
         "entropy_coeff": Key("entropy_coefficient", unless=0),
         "policy_loss.loss_mode": Key("loss.type", "vanilla", _LOSSES),

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandem.algorithms import Algorithm
-from tandem.algorithms.base import Signal
+from tandem.algorithms.base import Need
 from tandem.checkpoint.branch import CRITIC, POLICY, Fork
-from tandem.config.algorithms import CriticConfig
+from tandem.config.algorithms import MayHaveCriticConfig
 from tandem.config.generation import GenerationConfig, default_memory_share
 from tandem.config.judging import JudgeConfig
 from tandem.config.model import ModelConfig
@@ -91,8 +91,14 @@ def make_roles(
 
     `branch`: the checkpoint that trained models start from, in the place of the configuration's directories.
     """
-    if config.model.critic_lora is not None and Signal.VALUES not in algorithm.needs:
-        raise UserError(f"model.critic_lora: {config.algorithm.type} needs no values, and has no critic; leave it out")
+    of_critics = {
+        "model.critic_path": config.model.critic_path,
+        "model.critic_lora": config.model.critic_lora,
+        "algorithm.critic_warmup_steps": config.critic_warmup_steps,
+    }
+    for key, given in of_critics.items():
+        if given and Need.VALUES not in algorithm.needs:
+            raise UserError(f"{key}: {config.algorithm.type} needs no values, and has no critic; leave it out")
     starts: Mapping[str, Path] = branch.weights if branch else {}
     teacher: Teacher | None = make_served_teacher(config, tokenizer, placement.watch)
     optimizer_steps = total_steps * config.algorithm.epochs * config.algorithm.minibatches
@@ -103,15 +109,15 @@ def make_roles(
     actor = placement.group(Role.Actor, Actor, TrainWorker, replace(actor_spec(config, own_steps), model=policy))
     models: dict[Role, Model] = {Role.Actor: actor}
     reference = critic = None
-    if Signal.REF_LOGPROBS in algorithm.needs:
+    if Need.REF_LOGPROBS in algorithm.needs:
         frozen = replace(actor_spec(config), optimizer=None)
         moves = config.algorithm.kl.refresh_steps > 0
         reference = make_reference(frozen, actor, placement, starts_elsewhere=POLICY in starts, moves=moves)
         if isinstance(reference, Policy):
             models[Role.RefPolicy] = reference
-    if teacher is None and {Signal.TEACHER_LOGPROBS, Signal.TEACHER_TOP_LOGPROBS} & algorithm.needs:
+    if teacher is None and {Need.TEACHER_LOGPROBS, Need.TEACHER_TOP_LOGPROBS} & algorithm.needs:
         teacher = models[Role.Teacher] = _make_teacher(config, tokenizer, placement)
-    if Signal.VALUES in algorithm.needs:
+    if Need.VALUES in algorithm.needs:
         models[Role.Critic] = critic = _make_critic(config, optimizer_steps, placement, starts)
     if branch is not None:
         _load_states(branch, {POLICY: actor, CRITIC: critic})
@@ -235,11 +241,11 @@ def make_producer(
     placement: Placement,
     prompt_of: Callable[[int], Prompt],
     total_steps: int,
-    needs: frozenset[Signal] = frozenset(),
+    needs: frozenset[Need] = frozenset(),
     now: Callable[[], float] = time.perf_counter,
 ) -> RolloutProducer:
     """Scored groups for `total_steps` steps; `prompt_of`: the prompt of each draw. The engines serve version 0."""
-    algorithm, size, with_greedy = config.algorithm, config.data.prompts_per_step, Signal.GREEDY_REWARDS in needs
+    algorithm, size, with_greedy = config.algorithm, config.data.prompts_per_step, Need.GREEDY_REWARDS in needs
 
     def ask(draw: int) -> Ask:
         step, place = divmod(draw, size)
@@ -353,7 +359,7 @@ def connect(actor: Actor, rollout: Rollout, placement: Placement, delta: bool = 
 
 
 def _make_critic(config: TrainConfig, optimizer_steps: int, placement: Placement, starts: Mapping[str, Path]) -> Critic:
-    assert isinstance(config.algorithm, CriticConfig)
+    assert isinstance(config.algorithm, MayHaveCriticConfig)
     path = starts.get(CRITIC, config.model.critic_path or config.model.path)
     spec = TrainSpec(
         config.model.model_copy(update={"path": path, "lora": config.model.critic_lora}),

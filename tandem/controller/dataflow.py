@@ -8,16 +8,16 @@ import numpy as np
 import torch
 
 from tandem.algorithms import Algorithm
-from tandem.algorithms.base import Rollouts, Signal
+from tandem.algorithms.base import Need, Rollouts
 from tandem.batching.packing import to_batch, truncated_rows
 from tandem.config.ratio import Anchor, TrainerPass
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import Roles
 from tandem.controller.clock import Clock
-from tandem.controller.groups import Future
 from tandem.controller.learning import PlacedStep, check_rollout_logprobs, placed_step, update
 from tandem.controller.roles import MovingReference
 from tandem.controller.rollouts import RolloutProducer
+from tandem.controller.worker_groups import Future
 from tandem.reward.manager import metrics as reward_metrics
 from tandem.rollout.metrics import metrics as conversation_metrics
 from tandem.types import Batch, BoolArray, Group, StepMetrics
@@ -97,15 +97,15 @@ def prepare(roles: Roles, algorithm: Algorithm, placed: PlacedStep) -> None:
         tokens.old_logprobs = tokens.rollout_logprobs
     old = "old_logprobs" if placed.ratio.trainer_pass is TrainerPass.BEFORE_UPDATE else None
     filling: list[Future[Any]] = []
-    if Signal.SQUARED_PROBS in algorithm.needs:
+    if Need.SQUARED_PROBS in algorithm.needs:
         filling.append(roles.actor.token_statistics(placed.rows(fills=(old, "squared_probs"))))
     elif old:
         filling.append(roles.actor.logprobs(placed.rows(fills=(old,))))
     if roles.reference:
         filling.append(roles.reference.logprobs(placed.rows(fills=("ref_logprobs",))))
-    if roles.teacher and Signal.TEACHER_LOGPROBS in algorithm.needs:
+    if roles.teacher and Need.TEACHER_LOGPROBS in algorithm.needs:
         filling.append(roles.teacher.logprobs(placed.rows(fills=("teacher_logprobs",))))
-    if roles.teacher and Signal.TEACHER_TOP_LOGPROBS in algorithm.needs:
+    if roles.teacher and Need.TEACHER_TOP_LOGPROBS in algorithm.needs:
         fills = ("teacher_top_ids", "teacher_top_logprobs")
         filling.append(roles.teacher.top_logprobs(placed.rows(fills=fills)))
     if roles.critic:
@@ -125,14 +125,14 @@ def compute_advantages(algorithm: Algorithm, groups: Sequence[Group], batch: Bat
             rows_T=torch.as_tensor(batch.trajectory_of_token),
             branches_T=torch.as_tensor(batch.row_of_token),
             mask_T=torch.as_tensor(batch.loss_mask),
-            policy_logprobs_T=tokens.old_logprobs if Signal.POLICY_LOGPROBS in algorithm.needs else None,
+            policy_logprobs_T=tokens.old_logprobs if Need.POLICY_LOGPROBS in algorithm.needs else None,
             ref_logprobs_T=tokens.ref_logprobs,
             teacher_logprobs_T=tokens.teacher_logprobs,
             values_T=tokens.values,
             squared_probs_T=tokens.squared_probs,
             turn_rewards_T=tokens.turn_rewards,
-            greedy_rewards_B=_greedy_rewards(groups) if Signal.GREEDY_REWARDS in algorithm.needs else None,
-            parts=_reward_parts(groups) if Signal.REWARD_PARTS in algorithm.needs else {},
+            greedy_rewards_B=_greedy_rewards(groups) if Need.GREEDY_REWARDS in algorithm.needs else None,
+            parts=_reward_parts(groups) if Need.REWARD_PARTS in algorithm.needs else {},
             seed=int(np.random.SeedSequence(seed).generate_state(1)[0]),
         )
     )

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tandem.controller.groups import Future
+from tandem.controller.worker_groups import Future
 from tandem.errors import WorkerLost
 from tandem.generation.dispatch_balance import EngineThroughput, takes_next
 from tandem.types import Trajectory

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tandem.algorithms import Algorithm
-from tandem.algorithms.base import Signal
+from tandem.algorithms.base import Need
 from tandem.algorithms.group_relative import GroupRelative
 from tandem.algorithms.rollout_correction import rollout_weights
 from tandem.batching.balance import Pass
@@ -68,7 +68,7 @@ def why_nothing_was_learned(batch: Batch, algorithm: Algorithm, config: TrainCon
     """Of a step in which no answer could teach, for a person. `left_out_B`: rows that no optimizer step had."""
     firsts = batch.first_branches
     scored_B, groups_B, rewards_B = batch.scored[firsts], batch.groups[firsts], batch.rewards[firsts]
-    taught = bool({Signal.TEACHER_LOGPROBS, Signal.TEACHER_TOP_LOGPROBS} & algorithm.needs)
+    taught = bool({Need.TEACHER_LOGPROBS, Need.TEACHER_TOP_LOGPROBS} & algorithm.needs)
     if not scored_B.any() and not (taught and batch.loss_mask.any()):
         return "no answer has a reward (reward/not_scored, errors and timeouts count why)"
     teaches_T = batch.loss_mask & _has_advantage(batch) if _leaves_rows_out(algorithm, config) else batch.loss_mask
@@ -113,9 +113,9 @@ def placed_step(
         cuts += [rows[differ_B[rows]] for rows in cuts]
     weight = _FORWARD_AND_BACKWARD * settings.epochs * settings.minibatches / len(cuts)
     passes = [Pass(np.arange(len(batch))), *(Pass(rows, weight) for rows in cuts)]
-    reads_logprobs = Signal.POLICY_LOGPROBS in algorithm.needs
-    policy_rests = warms_up(config, step)
-    ratio = ratio_plan(settings, config.trainer.max_staleness, reads_logprobs=reads_logprobs, policy_rests=policy_rests)
+    reads_logprobs = Need.POLICY_LOGPROBS in algorithm.needs
+    critic_alone = warms_up(config, step)
+    ratio = ratio_plan(settings, config.trainer.max_staleness, reads_logprobs=reads_logprobs, critic_alone=critic_alone)
     return PlacedStep(batch, step, epochs, passes, left_out_B, ratio)
 
 
@@ -145,9 +145,9 @@ def update(
     trainable_B = _trainable_rows(batch, algorithm, config) & ~placed.left_out_B
     taken_T = batch.loss_mask & ~np.repeat(placed.left_out_B, np.diff(batch.response_offsets))
     correction_metrics = _set_rollout_correction(batch, config, taken_T)
-    policy_rests = warms_up(config, placed.step)
+    critic_alone = warms_up(config, placed.step)
     trained, evaluated = _optimizer_steps(placed, algorithm, trainable_B)
-    learning = None if policy_rests else actor.learn_steps(trained, algorithm.loss)
+    learning = None if critic_alone else actor.learn_steps(trained, algorithm.loss)
     step_metrics: list[StepMetrics] = []
     if critic:
         assert algorithm.value_loss is not None
@@ -161,7 +161,7 @@ def update(
         rows = trained[0].cut.rows
         assert rows is not None
         batch.tokens.trainer_logprobs = _in_the_batch(batch, rows, learned[0][1])
-    share = 0.0 if policy_rests else float(trainable_B[batch.first_branches].mean())
+    share = 0.0 if critic_alone else float(trainable_B[batch.first_branches].mean())
     trained_share = {"actor/trained_share": share}
     comparison = _compare_with_engine(batch, config.trainer.max_staleness, version, taken_T)
     return {**mean_metrics(step_metrics), **trained_share, **correction_metrics, **comparison}
@@ -179,8 +179,8 @@ def _optimizer_steps(
         weights = _token_weights(placed.batch, rows, algorithm)
         own = rows[trainable_B[rows]]
         own_weights = take_rows(weights, _offsets(placed.batch, rows), np.searchsorted(rows, own))
-        trained.append(placed.rows(own, weights=own_weights, answers=first_tells and not trained))
-        evaluated.append(placed.rows(rows, weights=weights, answers=False))
+        trained.append(placed.rows(own, weights=own_weights, to_controller=first_tells and not trained))
+        evaluated.append(placed.rows(rows, weights=weights, to_controller=False))
     return trained, evaluated
 
 
@@ -297,7 +297,7 @@ def mismatch_warning(batch: Batch, config: TrainConfig, version: int) -> str | N
     """
     at_engine = anchored_at_engine(config.algorithm, config.trainer.max_staleness)
     trainer, rollout = batch.tokens.trainer_logprobs, batch.tokens.rollout_logprobs
-    if not at_engine or config.algorithm.loss.ratio_to != "old_policy" or trainer is None:
+    if not at_engine or config.algorithm.loss.divides_by != "old_policy" or trainer is None:
         return None
     assert rollout is not None
     row_of_token, trained_T = batch.row_of_token, batch.loss_mask

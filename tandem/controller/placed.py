@@ -74,18 +74,18 @@ class Placed:
         *,
         weights: FloatArray | None = None,
         fills: Sequence[str | None] = (),
-        answers: bool = True,
+        to_controller: bool = True,
     ) -> "PlacedRows":
         """Some rows, ascending, default: all; with what their tokens weigh in one optimizer step, of which little
         travels where the trained tokens of each row weigh the same.
 
         `fills`: of all rows, the column of the batch that each of the answer's columns by token becomes, here and on
-        the ranks. `answers`: whether columns by token come to the controller; else they are None.
+        the ranks. `to_controller`: whether columns by token are returned to the controller; else they are None.
         """
         if weights is None:
-            return PlacedRows(self, Cut(rows, answers=answers, fills=tuple(fills)))
+            return PlacedRows(self, Cut(rows, to_controller=to_controller, fills=tuple(fills)))
         trained = self.trained_tokens_B if rows is None else self.trained_tokens_B[rows]
-        weighed = Cut(rows, self._by_row(rows, weights), int(trained.sum()), answers, tuple(fills))
+        weighed = Cut(rows, self._by_row(rows, weights), int(trained.sum()), to_controller, tuple(fills))
         return PlacedRows(self, weighed)
 
     def _by_row(self, rows: IntArray | None, weights: FloatArray) -> FloatArray | ByRow:

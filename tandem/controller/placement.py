@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tandem.config.tree import ModelsConfig, RolloutConfig
-from tandem.controller.groups import Cluster, EventSource, Ranks, RemoteWorkers
 from tandem.controller.pools import ResourcePoolManager, Role
+from tandem.controller.worker_groups import Cluster, EventSource, Ranks, RemoteWorkers
 from tandem.types import StepMetrics
 from tandem.workers.host import Worker
 

@@ -7,10 +7,10 @@ from typing import Any, Protocol, TypeGuard
 import numpy as np
 
 from tandem.batching.packing import demonstrations_to_batch, scored_at_the_end
-from tandem.controller.groups import Future
 from tandem.controller.reward_reader import NotRead, RewardReader, row_of_ids
 from tandem.controller.roles import ValueModel
 from tandem.controller.timesharing import Devices
+from tandem.controller.worker_groups import Future
 from tandem.types import Batch, Demonstration, FloatArray, Group, IntArray, Score, Status, Trajectory
 
 

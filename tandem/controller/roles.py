@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from tandem.checkpoint.draft import Draft
-from tandem.controller.groups import Future, Ranks, RemoteWorkers
 from tandem.controller.placed import PlacedRows
+from tandem.controller.worker_groups import Future, Ranks, RemoteWorkers
 from tandem.types import Batch, FloatArray, IntArray, Prompt, StepMetrics, TokenLoss, Trajectory
 from tandem.workers.rollout import Advance, Ask, RolloutRequest, RolloutSpec, RolloutWorker
 from tandem.workers.training import TrainWorker

@@ -33,7 +33,7 @@ from tandem.controller.saved_draws import finished_draws, restore
 from tandem.controller.scoring import GroupScoring, ScoresLookedAt
 from tandem.controller.timesharing import Devices
 from tandem.signals import waits_in_vain
-from tandem.types import Finished, Group, Status, StepMetrics
+from tandem.types import Group, SavedGroup, Status, StepMetrics
 from tandem.workers.rollout import Ask
 
 
@@ -83,9 +83,9 @@ class RolloutProducer:
             timeout_s,
         )
         self._admission = Admission(rules)
-        self._saved: dict[int, Finished] = {}
+        self._saved: dict[int, SavedGroup] = {}
         """What a checkpoint has of draws that are not decided again yet."""
-        self._decided: dict[int, list[Group]] = {}
+        self._untaken: dict[int, list[Group]] = {}
         """Groups that no step has taken yet, in the order of draws, each with the group of its greedy answer if any."""
         self._kept: deque[int] = deque()
         """Those of them that are not dropped."""
@@ -158,13 +158,13 @@ class RolloutProducer:
                 else:
                     self._watch()
 
-    def finished(self) -> dict[int, Finished]:
+    def finished(self) -> dict[int, SavedGroup]:
         """By draw: the groups that no step has taken yet, for a checkpoint."""
         self.settle()
         before = {draw: one.kept for draw, one in self._saved.items()}
-        return finished_draws(self._decided, self._scoring, before | {d: d in self._kept for d in self._decided})
+        return finished_draws(self._untaken, self._scoring, before | {d: d in self._kept for d in self._untaken})
 
-    def resume(self, version: int, cursor: int, finished: Mapping[int, Finished]) -> None:
+    def resume(self, version: int, cursor: int, finished: Mapping[int, SavedGroup]) -> None:
         """Go on after step `version`, whose weights are served, at a cursor; `finished` groups are not asked again.
 
         Where nothing depends on time, as many draws are admitted as were before: all of them are in `finished`.
@@ -206,7 +206,7 @@ class RolloutProducer:
     def _groups_so_far(self) -> list[Group]:
         """Those of the draws that the next step has whatever is replaced, as far as they are answered: with the scores
         that have come."""
-        known = {draw: groups[0] for draw, groups in self._decided.items()} | self._scoring.so_far()
+        known = {draw: groups[0] for draw, groups in self._untaken.items()} | self._scoring.so_far()
         first = range(self.cursor, self.cursor + self._rules.groups_per_step)
         return [known[draw] for draw in first if draw in known]
 
@@ -235,7 +235,7 @@ class RolloutProducer:
     def _decide(self) -> None:
         """Keep or drop, in the order of the draws, as far as they are scored."""
         while (draw := self._admission.decided) in self._scoring.groups:
-            self._decided[draw] = groups = self._scoring.groups.pop(draw)
+            self._untaken[draw] = groups = self._scoring.groups.pop(draw)
             before = self._saved.pop(draw).kept if draw in self._saved else None
             self._admission, kept = self._admission.decide(self._is_informative(groups[0]), before)
             if kept:
@@ -264,7 +264,7 @@ class RolloutProducer:
         """The oldest groups that are kept, with those before them behind the cursor."""
         taken = [self._kept.popleft() for _ in range(self._rules.groups_per_step)]
         self._admission, self.cursor = self._admission.take(), taken[-1] + 1
-        decided = {draw: self._decided.pop(draw) for draw in [*self._decided] if draw < self.cursor}
+        decided = {draw: self._untaken.pop(draw) for draw in [*self._untaken] if draw < self.cursor}
         self.decided = {draw: groups[0] for draw, groups in decided.items()}
         groups = [self.decided[draw] for draw in taken]
         self._times.took(groups)

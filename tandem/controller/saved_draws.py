@@ -3,26 +3,26 @@
 from collections.abc import Mapping
 
 from tandem.controller.scoring import GroupScoring
-from tandem.types import Finished, Group, Status
+from tandem.types import Group, SavedGroup, Status
 
 _FAILED = (Status.REWARD_ERROR, Status.REWARD_TIMEOUT)
 
 
 def finished_draws(
     decided: Mapping[int, list[Group]], scoring: GroupScoring, kept: Mapping[int, bool | None]
-) -> dict[int, Finished]:
+) -> dict[int, SavedGroup]:
     """By draw: what was decided and what may be still, as far as it is answered. `kept`: the decisions, also those of a
     checkpoint on draws that are not decided again yet."""
     groups = {**decided, **scoring.groups}
     finished = {draw: _finished(some, kept.get(draw)) for draw, some in groups.items()}
     unscored = {
-        draw: Finished(Group(siblings, []), greedy, kept.get(draw))
+        draw: SavedGroup(Group(siblings, []), greedy, kept.get(draw))
         for draw, (siblings, greedy) in scoring.unscored.items()
     }
     return finished | unscored
 
 
-def restore(draw: int, finished: Finished, scoring: GroupScoring) -> None:
+def restore(draw: int, finished: SavedGroup, scoring: GroupScoring) -> None:
     """Have the draw decided, or scored first where that is due."""
     if finished.group.scores or finished.kept is False:
         scoring.groups[draw] = [finished.group]
@@ -30,11 +30,11 @@ def restore(draw: int, finished: Finished, scoring: GroupScoring) -> None:
         scoring.answered(draw, finished.group.trajectories, finished.greedy)
 
 
-def _finished(groups: list[Group], kept: bool | None) -> Finished:
+def _finished(groups: list[Group], kept: bool | None) -> SavedGroup:
     """A group, and that of its greedy answer if any, for a checkpoint: without scores where a reward failed. A resumed
     run has them scored again, unless they were dropped, for what made it fail may be over; a run that this has stopped
     would stop once more."""
     if not any(score.failure in _FAILED for group in groups for score in group.scores):
-        return Finished(groups[0], kept=kept)
+        return SavedGroup(groups[0], kept=kept)
     greedy = groups[1].trajectories[0] if len(groups) > 1 else None
-    return Finished(Group(groups[0].trajectories, []), greedy, kept)
+    return SavedGroup(Group(groups[0].trajectories, []), greedy, kept)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 import numpy as np
 
 from tandem.config.teacher import TeacherConfig
-from tandem.controller.groups import Future
 from tandem.controller.placed import PlacedRows
+from tandem.controller.worker_groups import Future
 from tandem.errors import TandemError, UserError
 from tandem.http import RequestThreads, post_json
 from tandem.types import Batch, FloatArray, IntArray

@@ -92,9 +92,9 @@ class LearningSampler(Sampler):
         return self._assigned[position]
 
     def update(self, outcomes: Sequence[Outcome]) -> None:
-        """What became of a step's draws, in their order; `drawn` says already that they are behind."""
+        """What became of a step's draws, in their order; `cursor` says already that they are behind."""
         self._call("update", list(outcomes))
-        self._assigned = {draw: row for draw, row in self._assigned.items() if draw >= self.drawn}
+        self._assigned = {draw: row for draw, row in self._assigned.items() if draw >= self.cursor}
 
     def metrics(self) -> StepMetrics:
         return {**super().metrics(), **self._tells()}
@@ -108,14 +108,14 @@ class LearningSampler(Sampler):
         if not same:
             raise UserError(f"{self._name}: JSON changes what state() gives; use text keys, lists, numbers and text")
         assigned = [[draw, row] for draw, row in self._assigned.items()]
-        return {**self._fixed(), "drawn": self.drawn, "next": self._next, "assigned": assigned, "own": own}
+        return {**self._fixed(), "drawn": self.cursor, "next": self._next, "assigned": assigned, "own": own}
 
     def load_state(self, state: dict[str, Any]) -> None:
         for key, now in self._fixed().items():
             if state.get(key) != now:
                 before = state.get(key)
                 raise UserError(f"cannot resume: data {key} was {before}, is {now} now; put it back, or start anew")
-        self.drawn, self._next = int(state["drawn"]), int(state["next"])
+        self.cursor, self._next = int(state["drawn"]), int(state["next"])
         self._assigned = {int(draw): int(row) for draw, row in state["assigned"]}
         self._call("load_state", state["own"])
 

@@ -23,13 +23,13 @@ class Sampler(Iterator[list[int]]):
         self._rows_per_step = rows_per_step
         self._shuffle = shuffle
         self._seed = seed
-        self.drawn = 0
+        self.cursor = 0
         """Rows that are behind: those of every step so far."""
         self._orders = [_Order(length, shuffle, (seed,))]
 
     def __next__(self) -> list[int]:
-        rows = [self.row(self.drawn + i) for i in range(self._rows_per_step)]
-        self.drawn += self._rows_per_step
+        rows = [self.row(self.cursor + i) for i in range(self._rows_per_step)]
+        self.cursor += self._rows_per_step
         return rows
 
     def row(self, position: int) -> int:
@@ -39,7 +39,7 @@ class Sampler(Iterator[list[int]]):
     @property
     def epoch(self) -> float:
         """Epochs gone through, the present one by its share."""
-        return self.drawn / self._length
+        return self.cursor / self._length
 
     @property
     def epochs(self) -> Mapping[str, float]:
@@ -61,7 +61,7 @@ class Sampler(Iterator[list[int]]):
 
     def state(self) -> dict[str, Any]:
         """What `load_state` needs; plain enough for JSON."""
-        return {"drawn": self.drawn, "rows": self._length, "seed": self._seed, "shuffle": self._shuffle}
+        return {"drawn": self.cursor, "rows": self._length, "seed": self._seed, "shuffle": self._shuffle}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue after the last row drawn; `rows_per_step` may differ. Raises UserError if the order would change."""
@@ -69,7 +69,7 @@ class Sampler(Iterator[list[int]]):
             if key != "drawn" and state.get(key) != now:
                 before = state.get(key)
                 raise UserError(f"cannot resume: data {key} was {before}, is {now} now; put it back, or start anew")
-        self.drawn = int(state["drawn"])
+        self.cursor = int(state["drawn"])
 
 
 class MixtureSampler(Sampler):
@@ -111,7 +111,7 @@ class MixtureSampler(Sampler):
     @property
     def epochs(self) -> Mapping[str, float]:
         return {
-            name: self._draws_of(place, self.drawn) / self._lengths[place] for place, name in enumerate(self._names)
+            name: self._draws_of(place, self.cursor) / self._lengths[place] for place, name in enumerate(self._names)
         }
 
     def set_of(self, row: int) -> str | None:

@@ -148,7 +148,7 @@ class Fault(NamedTuple):
 
 class ReplicaState(Enum):
     STARTING = "starting"
-    STALE = "stale"  # up, without the current weights
+    WITHOUT_WEIGHTS = "without weights"  # up, without the current weights
     SERVING = "serving"
 
 

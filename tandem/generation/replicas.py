@@ -164,7 +164,8 @@ class ReplicatedEngine:
     def _assign(self) -> None:
         """Give waiting samples to replicas, the siblings of a request to one while it has room."""
         serving = [replica for replica in self._replicas if replica.state is ReplicaState.SERVING]
-        if not serving and not self._publishing and all(r.state is ReplicaState.STALE for r in self._replicas):
+        states = {replica.state for replica in self._replicas}
+        if not self._publishing and states <= {ReplicaState.WITHOUT_WEIGHTS}:
             raise WorkerLost(f"generation: all engines were lost, and with them the weights of version {self.version}")
         if not serving:
             return
@@ -275,7 +276,7 @@ class ReplicatedEngine:
             except (ChannelClosed, TypeError, ValueError, AttributeError, IndexError) as error:
                 self._replace(replica, error)
         if not self._publishing and self._version is not None:
-            for replica in [replica for replica in self._replicas if replica.state is ReplicaState.STALE]:
+            for replica in [replica for replica in self._replicas if replica.state is ReplicaState.WITHOUT_WEIGHTS]:
                 self._publish(self._version, [replica], partial(self._sync.repeat, self._version))
 
     def _count_work(self) -> None:
@@ -297,7 +298,7 @@ class ReplicatedEngine:
             positions, vocabulary, running = arguments
             running *= self._config.replicas
             self._limits = replace(self._limits, positions=positions, vocabulary=vocabulary, max_running=running)
-            replica.state = ReplicaState.STALE
+            replica.state = ReplicaState.WITHOUT_WEIGHTS
         elif verb == "failed" and isinstance(arguments[0], UserError):
             raise arguments[0]
         elif verb == "failed":
@@ -344,7 +345,7 @@ class ReplicatedEngine:
     def _publish(self, version: int, replicas: Sequence[Replica], publish: Callable[[Deliver], bool | None]) -> None:
         targets = [replica for replica in replicas if replica.state is not ReplicaState.STARTING]
         for replica in targets:
-            replica.state = ReplicaState.STALE
+            replica.state = ReplicaState.WITHOUT_WEIGHTS
         self._publishing = True
         self._published.add(version)
         try:

@@ -20,7 +20,7 @@ from tandem.algorithms import Algorithm, make_algorithm
 from tandem.algorithms.builtin.gdpo import GDPOConfig
 from tandem.batching.packing import select_rows, to_batch
 from tandem.cluster import make_cluster
-from tandem.config.algorithms import CriticConfig
+from tandem.config.algorithms import MayHaveCriticConfig
 from tandem.config.conversation import ConversationConfig
 from tandem.config.model import LoraConfig
 from tandem.config.optimizer import OptimizerConfig
@@ -174,7 +174,7 @@ def in_one_showing_step(config: TrainConfig) -> TrainConfig:
     of 0, no row is left out, and each publish is checked."""
     algorithm: Any = config.algorithm
     changes: dict[str, Any] = {"epochs": 1, "minibatches": 1, "mask_truncated": False}
-    if isinstance(algorithm, CriticConfig):
+    if isinstance(algorithm, MayHaveCriticConfig):
         changes["critic_optimizer"] = _showing_once(algorithm.critic_optimizer, _showing_lr(config.model.critic_lora))
     optimizer = _showing_once(config.training.optimizer, _showing_lr(config.model.lora))
     training: Any = config.training.model_copy(update={"optimizer": optimizer, "skip_zero_advantage": False})

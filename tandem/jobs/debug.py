@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.algorithms import make_algorithm
-from tandem.algorithms.base import Signal
+from tandem.algorithms.base import Need
 from tandem.batching.packing import to_batch
 from tandem.cluster import make_cluster
 from tandem.config.rules.algorithm import find_stale_mistakes
@@ -86,7 +86,7 @@ def debug_train(config: TrainConfig, inputs: Inputs[RLHFDataset], saved: Path) -
     files = sorted(saved.glob("*.parquet")) if saved.is_dir() else [saved]
     if not files or not files[0].is_file():
         raise UserError(f"--debug-train {saved}: holds no trajectories; give RUN/trajectories or a file of it")
-    if Signal.GREEDY_REWARDS in make_algorithm(config.algorithm, config.generation.max_response_tokens).needs:
+    if Need.GREEDY_REWARDS in make_algorithm(config.algorithm, config.generation.max_response_tokens).needs:
         raise UserError(
             f"--debug-train: algorithm.type: {config.algorithm.type} needs the rewards of greedy answers, which files "
             "of trajectories do not hold; train without it"

@@ -9,9 +9,9 @@ from transformers import PreTrainedTokenizerBase
 from tandem.config.cluster import RayClusterConfig
 from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
-from tandem.controller.groups import WorkerGroup
 from tandem.controller.pools import ResourcePool, ResourcePoolManager, Role
 from tandem.controller.reward_model import Rewards
+from tandem.controller.worker_groups import WorkerGroup
 from tandem.jobs.trainer import Trainer
 from tandem.workers.host import Worker
 from tandem.workers.rollout import RolloutWorker

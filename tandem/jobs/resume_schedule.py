@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tandem.config.algorithms import CriticConfig
+from tandem.config.algorithms import MayHaveCriticConfig
 from tandem.config.optimizer import OptimizerConfig
 from tandem.config.tree import SftConfig, TrainConfig
 from tandem.training.optimizer import learning_rate
@@ -31,5 +31,5 @@ def _optimizers(config: TrainConfig | SftConfig) -> Iterator[tuple[str, Optimize
     """With the number of the run's first steps that the model does not learn in."""
     rests = config.critic_warmup_steps if isinstance(config, TrainConfig) else 0
     yield "training.optimizer", config.training.optimizer, rests
-    if isinstance(config, TrainConfig) and isinstance(config.algorithm, CriticConfig):
+    if isinstance(config, TrainConfig) and isinstance(config.algorithm, MayHaveCriticConfig):
         yield "algorithm.critic_optimizer", config.algorithm.critic_optimizer, 0

@@ -101,12 +101,12 @@ class RlJob:
         self._room.note(done.groups, f"step {step}")
         self._room.check(rows=1 if step == self.total_steps else len(self._train))
         self._warn_of_mismatch(done.batch, step)
-        self._tell_of_rest(step, done)
+        self._tell_nothing_learned(step, done)
         described = describe_batch(done.batch, config, version=step - 1)
         of_sets = mixture_rewards(done.groups, self._sampler)
         return {**done.metrics, **described, **self._sampler.metrics(), **of_sets}
 
-    def _tell_of_rest(self, step: int, done: StepResult) -> None:
+    def _tell_nothing_learned(self, step: int, done: StepResult) -> None:
         """Once a run for each reason, that a step has taught nothing."""
         if done.metrics["actor/trained_share"] > 0 or warms_up(self._config, step):
             return
@@ -135,7 +135,7 @@ class RlJob:
             self._rollouts.close()
             self._answers_lost = True
             raise
-        self._sampler.drawn = self._rollouts.cursor
+        self._sampler.cursor = self._rollouts.cursor
         if isinstance(self._sampler, LearningSampler):
             self._sampler.update([_outcome(group) for _, group in sorted(self._rollouts.decided.items())])
         return done
@@ -199,7 +199,7 @@ class RlJob:
         step = Progress.read(directory).step
         self._roles.publish(step)
         kept = read_rollouts(directory, self._prompt_of) if self._config.trainer.save_rollouts else {}
-        self._rollouts.resume(step, self._sampler.drawn, kept)
+        self._rollouts.resume(step, self._sampler.cursor, kept)
 
     def _prompt_of(self, draw: int) -> Prompt:
         return self._train[self._sampler.row(draw)]

@@ -12,10 +12,10 @@ from tandem.checkpoint.branch import Fork
 from tandem.cluster import make_cluster
 from tandem.config.load import load_config
 from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
-from tandem.controller.groups import Cluster
 from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import ResourcePoolManager, Role
 from tandem.controller.reward_model import Rewards
+from tandem.controller.worker_groups import Cluster
 from tandem.data.dataset import RLHFDataset
 from tandem.data.preference import PreferenceDataset, dataset_of
 from tandem.data.sft import DemonstrationDataset, SftDataset

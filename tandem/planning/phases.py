@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from tandem.config.algorithms import CriticConfig
+from tandem.config.algorithms import MayHaveCriticConfig
 from tandem.config.cluster import RoleName
 from tandem.config.generation import NativeGenerationConfig
 from tandem.config.optimizer import OptimizerConfig
@@ -248,7 +248,7 @@ def engine_of(config: Planned, training: FsdpTrainingConfig, role: str, shape: M
 
 
 def _optimizer(config: Planned, role: str) -> OptimizerConfig:
-    if role == "critic" and isinstance(config, TrainConfig) and isinstance(config.algorithm, CriticConfig):
+    if role == "critic" and isinstance(config, TrainConfig) and isinstance(config.algorithm, MayHaveCriticConfig):
         return config.algorithm.critic_optimizer
     return config.training.optimizer
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tandem.algorithms import make_algorithm
-from tandem.algorithms.base import Signal
+from tandem.algorithms.base import Need
 from tandem.config.generation import NativeGenerationConfig, VllmGenerationConfig
 from tandem.config.ratio import TrainerPass, ratio_plan
 from tandem.config.roles import model_roles
@@ -233,7 +233,7 @@ def costs_of(
 
 def _scores_before_learning(config: TrainConfig) -> bool:
     needs = make_algorithm(config.algorithm, config.generation.max_response_tokens).needs
-    staleness, reads_logprobs = config.trainer.max_staleness, Signal.POLICY_LOGPROBS in needs
+    staleness, reads_logprobs = config.trainer.max_staleness, Need.POLICY_LOGPROBS in needs
     plan = ratio_plan(config.algorithm, staleness, reads_logprobs=reads_logprobs)
     return plan.trainer_pass is TrainerPass.BEFORE_UPDATE
 

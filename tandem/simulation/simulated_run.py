@@ -14,13 +14,13 @@ from itertools import pairwise
 from typing import Any, cast
 
 from tandem.algorithms import make_algorithm
-from tandem.algorithms.base import Signal
+from tandem.algorithms.base import Need
 from tandem.config.generation import NativeGenerationConfig
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import make_producer, make_roles
-from tandem.controller.groups import RemoteWorkers
 from tandem.controller.placement import Placement, pools_of
 from tandem.controller.pools import ResourcePoolManager, Role
+from tandem.controller.worker_groups import RemoteWorkers
 from tandem.errors import UserError
 from tandem.simulation.continuous_batching import Work
 from tandem.simulation.speeds import Setup
@@ -119,7 +119,7 @@ def refuse_unsimulated(config: TrainConfig) -> None:
         raise UserError("algorithm.top_k: it is not simulated; leave it out, for it takes no other time")
     if not isinstance(config.generation, NativeGenerationConfig) and config.generation.replicas > 1:
         raise UserError("generation.replicas: several engines on a rank are not simulated; give each a rank")
-    if Signal.GREEDY_REWARDS in make_algorithm(config.algorithm, config.generation.max_response_tokens).needs:
+    if Need.GREEDY_REWARDS in make_algorithm(config.algorithm, config.generation.max_response_tokens).needs:
         raise UserError(
             f"algorithm.type: {config.algorithm.type} has a greedy answer made for each prompt, which is not simulated"
         )

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, NamedTuple, TypeVar
 
-from tandem.controller.groups import EventSource, Future
 from tandem.controller.pools import ResourcePool
+from tandem.controller.worker_groups import EventSource, Future
 from tandem.errors import TandemError
 from tandem.workers.host import Worker, WorkerContext
 from tandem.workers.registration import Arguments, Calls, Mesh

@@ -30,7 +30,7 @@ class LocalMicroBatch:
 
     token_ids: IntArray
     plan: PackedRows | ScatteredRows
-    scored: Tensor
+    predicted_at: Tensor
     """int64 `[S]`: places among the part's tokens."""
     targets: Tensor
     """int64 `[S]`."""
@@ -73,7 +73,7 @@ class ContextParallel:
             offsets, prefixes = np.append(offsets, len(tokens)), np.append(prefixes, -1)
         rows, share = PackedRows(offsets, device, prefixes), len(tokens) // self._ranks
         start = share * self._rank
-        mine = np.flatnonzero((micro_batch.scored >= start) & (micro_batch.scored < start + share))
+        mine = np.flatnonzero((micro_batch.predicted_at >= start) & (micro_batch.predicted_at < start + share))
 
         def on_device(array: np.ndarray[Any, Any]) -> Tensor:
             return torch.from_numpy(array).to(device)
@@ -81,11 +81,11 @@ class ContextParallel:
         return LocalMicroBatch(
             token_ids=tokens[start : start + share],
             plan=rows if self._group is None else ScatteredRows(rows, self._group),
-            scored=on_device(micro_batch.scored[mine] - start),
+            predicted_at=on_device(micro_batch.predicted_at[mine] - start),
             targets=on_device(micro_batch.targets[mine].astype(np.int64)),
             mine=on_device(mine),
             columns=micro_batch.columns.map(on_device),
-            size=len(micro_batch.scored),
+            size=len(micro_batch.predicted_at),
             whole=micro_batch,
         )
 

@@ -28,8 +28,8 @@ from tandem.models.tower import PictureTower, is_frozen, tower_of
 from tandem.pictures.store import PictureStore
 from tandem.pictures.vlm_config import ENCODED_ALONE
 from tandem.regions import Shard
+from tandem.training.activation_checkpointing import checkpointed_layers, checkpointing
 from tandem.training.base import LossResult, PassResult, TopTokens, TrainEngine, sum_parts, sum_results
-from tandem.training.checkpointing import checkpointed_layers, checkpointing
 from tandem.training.context import ContextParallel, Head, LocalMicroBatch
 from tandem.training.copies import HostCopies, copy_adapters, copy_model
 from tandem.training.head import ValueHead, VocabularyHead
@@ -43,7 +43,7 @@ _EMPTY_MICRO_BATCH = MicroBatch(
     token_ids=np.zeros(1, dtype=np.int32),
     offsets=np.array([0, 1]),
     prefixes=np.array([-1]),
-    scored=np.zeros(0, dtype=np.int64),
+    predicted_at=np.zeros(0, dtype=np.int64),
     targets=np.zeros(0, dtype=np.int32),
     columns=TokenColumns(),
     source=np.zeros(0, dtype=np.int64),
@@ -211,7 +211,7 @@ class FsdpEngine:
         token_ids, options = self._seen(part, together)
         body: Any = self.model.base_model
         outputs = body(token_ids, attention_plan=part.plan, use_cache=False, return_dict=False, **options)
-        return outputs[0][0].index_select(0, part.scored), part.targets
+        return outputs[0][0].index_select(0, part.predicted_at), part.targets
 
     def _seen(self, part: LocalMicroBatch, together: bool) -> tuple[torch.Tensor, dict[str, Any]]:
         """Token ids `[1, N]` of segments packed head to tail, their positions, and the pictures among them."""

@@ -43,8 +43,8 @@ class Cut:
     """The column `weights` of these rows."""
     trained_tokens: int = 0
     """Those of all ranks in this cut: `shares` is 1 / trained_tokens on each of them. Read with weights alone."""
-    answers: bool = True
-    """Whether columns by token go to the controller."""
+    to_controller: bool = True
+    """Whether columns by token are returned to the controller."""
     fills: tuple[str | None, ...] = ()
     """Of all rows: the column of the batch that each of the answer's columns by token becomes."""
 
@@ -132,7 +132,7 @@ class PlacedBatches:
             name = next(names, None) if by_token else None
             if name is not None:
                 self._batches[key] = _with(self._batches[key], **{name: one})
-            kept.append(None if by_token and not cut.answers else one)
+            kept.append(None if by_token and not cut.to_controller else one)
         return tuple(kept)
 
 

@@ -15,9 +15,9 @@ import pytest
 
 from tandem.cluster.inline import InlineCluster
 from tandem.cluster.local import LocalCluster
-from tandem.controller.groups import Cluster, Ranks, WorkerGroup
 from tandem.controller.placed import Placed
 from tandem.controller.pools import ResourcePool
+from tandem.controller.worker_groups import Cluster, Ranks, WorkerGroup
 from tandem.errors import TandemError, UserError, WorkerError, WorkerLost
 from tests.cluster_workers import Probe, ProbeSpec, ragged_batch
 

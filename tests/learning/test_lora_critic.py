@@ -10,6 +10,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForTokenClassification
 
 from tandem.cli import main
+from tandem.config.load import load_config
+from tandem.config.tree import TrainConfig
 from tandem.tracking.jsonl import read_metrics
 
 ADAPTERS = "model.critic_lora={rank: 2, target_modules: [q_proj, v_proj]}"
@@ -66,13 +68,19 @@ def test_a_critic_goes_on_in_a_branch_where_it_is_of_the_same_kind(
         assert f"(the model: weights and optimizer; the critic: {how})" in capsys.readouterr().out
 
 
-def test_an_algorithm_of_one_s_own_that_needs_no_values_has_no_critic_to_adapt(
-    grpo_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("asked", ["model.critic_lora", "model.critic_path", "algorithm.critic_warmup_steps"])
+def test_an_algorithm_of_one_s_own_that_needs_no_values_has_no_critic(
+    grpo_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: str
 ) -> None:
     (tmp_path / "mine.py").write_text(
         "from tandem.algorithms import PolicyGradient\n\n\nclass Mine(PolicyGradient):\n"
         "    def estimate(self, rollouts, rewards_T):\n        raise AssertionError\n"
     )
-    given = [f"algorithm={{type: '{tmp_path}/mine.py:Mine'}}", ADAPTERS]
-    assert main(["train", str(grpo_config), *given]) == 2
-    assert "mine.py:Mine needs no values, and has no critic; leave it out" in capsys.readouterr().err
+    given = {
+        "model.critic_lora": ADAPTERS,
+        "model.critic_path": f"model.critic_path={load_config(TrainConfig, grpo_config).model.path}",
+        "algorithm.critic_warmup_steps": "algorithm.critic_warmup_steps=2",
+    }
+    assert main(["train", str(grpo_config), f"algorithm={{type: '{tmp_path}/mine.py:Mine'}}", given[asked]]) == 2
+    said = f"{asked}: {tmp_path}/mine.py:Mine needs no values, and has no critic; leave it out"
+    assert said in capsys.readouterr().err

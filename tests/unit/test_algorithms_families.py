@@ -13,7 +13,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from tandem.algorithms import make_algorithm
-from tandem.algorithms.base import Advantages, Rollouts, Signal
+from tandem.algorithms.base import Advantages, Need, Rollouts
 from tandem.algorithms.builtin.grpo import GRPO, GRPOConfig
 from tandem.config.algorithms import AlgorithmConfig
 from tandem.errors import UserError
@@ -185,7 +185,7 @@ def test_reinforce_plus_plus_baseline_whitens_the_centred_rewards_over_tokens():
 def test_remax_by_hand():
     greedy = torch.tensor([0.5, 0.5, 1.0, 0.5, math.nan, math.nan, 1.0])
     algorithm = make_algorithm(CONFIG.validate_python({"type": "remax"}), 8)
-    assert algorithm.needs == {Signal.GREEDY_REWARDS}
+    assert algorithm.needs == {Need.GREEDY_REWARDS}
     given = rollouts(greedy_rewards_B=greedy)
     assert by_row(algorithm.advantages(given), given) == [0.5, -0.5, 2.0, 0.0, 0.0, 0.0, 0.0]
 

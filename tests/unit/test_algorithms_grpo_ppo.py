@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tandem.algorithms import make_algorithm
-from tandem.algorithms.base import Advantages, Rollouts, Signal
+from tandem.algorithms.base import Advantages, Need, Rollouts
 from tandem.algorithms.builtin.clip import ClipLossConfig
 from tandem.algorithms.builtin.grpo import GRPO, GRPOConfig
 from tandem.algorithms.builtin.ppo import PPOConfig
@@ -65,7 +65,7 @@ def test_grpo_with_the_kl_in_the_reward():
     reference = torch.tensor([-1.5, -1.5, 0.0, 9.0, 9.0, 9.0, -1.0, 9.0, -1.0])
     algorithm = make_algorithm(GRPOConfig(kl=REWARD_KL, normalize_by_std=False), 8)
     result = algorithm.advantages(rollouts(ref_logprobs_T=reference))
-    assert algorithm.needs == {Signal.REF_LOGPROBS, Signal.POLICY_LOGPROBS}
+    assert algorithm.needs == {Need.REF_LOGPROBS, Need.POLICY_LOGPROBS}
     torch.testing.assert_close(result.advantages_T, torch.tensor([0.4, 0.4, -0.4, 0, 0, 0, 0, 0, 0]))
     assert result.metrics["actor/kl_coefficient"] == 0.1
 
@@ -91,7 +91,7 @@ def test_ppo_by_hand():
     result = algorithm.advantages(rollouts(values_T=values))
     assert result.advantages_T.tolist() == [0.5, 0.75, -0.5, 0, 0, 0, 3.0, 0, 2.0]
     assert result.returns_T.tolist() == [1.0, 1.0, 0.0, 0, 0, 0, 5.0, 0, 3.0]
-    assert algorithm.needs == {Signal.VALUES} and algorithm.value_loss is not None
+    assert algorithm.needs == {Need.VALUES} and algorithm.value_loss is not None
     errors, returns = torch.tensor([0.5, 0.75, -0.5, 3.0, 2.0]), torch.tensor([1.0, 1.0, 0.0, 5.0, 3.0])
     explained = 1 - errors.var() / returns.var()
     assert result.metrics == pytest.approx({"critic/vf_explained_var": explained.item()})
@@ -102,7 +102,7 @@ def test_ppo_with_the_kl_in_the_reward_pays_token_by_token():
     config = PPOConfig(type="ppo", kl=REWARD_KL, whiten_advantages=False)
     algorithm = make_algorithm(config, 8)
     result = algorithm.advantages(rollouts(values_T=torch.zeros(9), ref_logprobs_T=torch.full((9,), -1.5)))
-    assert algorithm.needs == {Signal.VALUES, Signal.REF_LOGPROBS, Signal.POLICY_LOGPROBS}
+    assert algorithm.needs == {Need.VALUES, Need.REF_LOGPROBS, Need.POLICY_LOGPROBS}
     torch.testing.assert_close(result.returns_T, torch.tensor([0.9, 0.95, -0.05, 0, 0, 0, 4.95, 0, 2.95]))
 
 
@@ -117,7 +117,7 @@ def test_configuration_reaches_the_loss_and_the_weights():
     kl, loss = KLConfig(place="loss", coefficient=0.2), ClipLossConfig(aggregation="fixed_length")
     config = GRPOConfig(loss=loss, entropy_coefficient=0.1, kl=kl)
     algorithm = make_algorithm(config, 100)
-    assert algorithm.needs == {Signal.REF_LOGPROBS}
+    assert algorithm.needs == {Need.REF_LOGPROBS}
     weights = algorithm.weights(rollouts().mask_T, rollouts().rows_T)
     assert weights[0].item() == pytest.approx(1 / (4 * 100)) and weights[3] == 0
     assert not algorithm.zero_without_advantage and make_algorithm(GRPOConfig(kl=REWARD_KL), 8).zero_without_advantage

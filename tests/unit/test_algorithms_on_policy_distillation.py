@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from tandem.algorithms.base import Rollouts, Signal
+from tandem.algorithms.base import Need, Rollouts
 from tandem.algorithms.builtin.on_policy_distillation import OnPolicyDistillation, OnPolicyDistillationConfig
 from tandem.types import Outputs, TokenColumns
 
@@ -36,7 +36,7 @@ def made(**given: object) -> OnPolicyDistillation:
 
 def test_each_token_answers_for_its_own_log_ratio():
     algorithm = made(distillation_coefficient=2.0)
-    assert algorithm.needs == {Signal.POLICY_LOGPROBS, Signal.TEACHER_LOGPROBS}
+    assert algorithm.needs == {Need.POLICY_LOGPROBS, Need.TEACHER_LOGPROBS}
     result = algorithm.advantages(rollouts())
     assert result.advantages_T.tolist() == pytest.approx([1.0, -2.0, 0.0, -13.8, 4.0])
     assert result.metrics == {"teacher/kl": pytest.approx(-(0.5 - 1.0 - 6.9 + 2.0) / 4)}

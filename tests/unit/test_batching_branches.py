@@ -50,7 +50,7 @@ def trajectory(first: Branch, *others: Branch, status: Status = Status.COMPLETED
 def seen(part: MicroBatch) -> list[tuple[list[int], int]]:
     """For each scored token: all tokens that its prediction is computed from, and the token itself."""
     bounds, found = part.offsets, []
-    for place, target in zip(part.scored.tolist(), part.targets.tolist(), strict=True):
+    for place, target in zip(part.predicted_at.tolist(), part.targets.tolist(), strict=True):
         segment = int(np.searchsorted(bounds, place, side="right")) - 1
         prefix = int(part.prefixes[segment])
         before = part.token_ids[bounds[prefix] : bounds[prefix + 1]].tolist() if prefix >= 0 else []

@@ -90,7 +90,7 @@ def test_siblings_share_their_prompt_and_last_tokens_are_left_out(batch: Batch) 
     assert packed.token_ids.tolist() == [1, 2, 3, 4, 5, 12, 13, 10]
     assert packed.offsets.tolist() == [0, 2, 5, 7, 8]
     assert packed.prefixes.tolist() == [-1, -1, 0, 0]
-    assert packed.scored.tolist() == [1, 6, 1, 7, 4]
+    assert packed.predicted_at.tolist() == [1, 6, 1, 7, 4]
     assert packed.targets.tolist() == [12, 14, 10, 11, 16]
     assert packed.source.tolist() == [2, 4, 0, 1, 6]
     assert packed.columns.rollout_logprobs is not None
@@ -107,7 +107,7 @@ def test_siblings_that_said_the_same_are_computed_once() -> None:
     assert packed.token_ids.tolist() == [1, 2, 1, 2, 10, 11, 10, 10, 11]
     assert packed.offsets.tolist() == [0, 2, 4, 6, 7, 9] and packed.prefixes.tolist() == [-1, -1, 0, 0, 1]
     assert packed.source.tolist() == [0, 1, 2, 5, 6, 7, 3, 4, 8, 9, 10]
-    assert packed.scored.tolist() == [1, 4, 5, 1, 4, 5, 1, 6, 3, 7, 8]
+    assert packed.predicted_at.tolist() == [1, 4, 5, 1, 4, 5, 1, 6, 3, 7, 8]
     assert packed.targets.tolist() == [10, 11, 12, 10, 11, 13, 10, 12, 10, 11, 12]
 
 

@@ -172,7 +172,7 @@ def seen(part: MicroBatch) -> list[Seen]:
     tokens = [features[next(taken)] if token < 0 else token for token in part.token_ids.tolist()]
     assert next(taken, None) is None
     found: list[Seen] = []
-    for place, source in zip(part.scored.tolist(), part.source.tolist(), strict=True):
+    for place, source in zip(part.predicted_at.tolist(), part.source.tolist(), strict=True):
         segment, end, spans = int(np.searchsorted(part.offsets, place, side="right")) - 1, place + 1, list[range]()
         while segment >= 0:
             spans.insert(0, range(part.offsets[segment], end))

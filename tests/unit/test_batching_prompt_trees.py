@@ -33,7 +33,9 @@ def beginnings(seed: int, vocabulary: int = 29, count: int = 12) -> Batch:
 def seen(part: MicroBatch) -> list[tuple[bytes, int, int]]:
     """For each scored token: all tokens that its prediction is computed from, itself, and where it is in the batch."""
     found: list[tuple[bytes, int, int]] = []
-    for place, target, source in zip(part.scored.tolist(), part.targets.tolist(), part.source.tolist(), strict=True):
+    for place, target, source in zip(
+        part.predicted_at.tolist(), part.targets.tolist(), part.source.tolist(), strict=True
+    ):
         segment = int(np.searchsorted(part.offsets, place, side="right")) - 1
         tokens = [part.token_ids[part.offsets[segment] : place + 1]]
         while (segment := int(part.prefixes[segment])) >= 0:

@@ -27,9 +27,9 @@ from tandem.config.algorithms import BUILTIN, LossConfig, PolicyGradientConfig
 from tandem.config.rules import broken_rules
 from tandem.config.tree import TrainConfig
 from tandem.controller.dataflow import compute_advantages, describe_batch
-from tandem.controller.groups import Future
 from tandem.controller.learning import placed_step, update
 from tandem.controller.placed import PlacedRows
+from tandem.controller.worker_groups import Future
 from tandem.types import Batch, Branch, FloatArray, Group, Outputs, Prompt, Score, Status, StepMetrics, Trajectory
 
 ALGORITHMS = BUILTIN.sections(PolicyGradientConfig)

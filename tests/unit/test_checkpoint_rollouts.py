@@ -18,7 +18,7 @@ from tandem.checkpoint.saved_rollouts import read_rollouts, write_rollouts
 from tandem.checkpoint.store import CheckpointStore
 from tandem.data.rows import read_rows
 from tandem.errors import UserError
-from tandem.types import Branch, Finished, Group, Picture, Prompt, Score, Status, Trajectory, Turn
+from tandem.types import Branch, Group, Picture, Prompt, SavedGroup, Score, Status, Trajectory, Turn
 
 RANDOM = np.random.default_rng(0)
 
@@ -46,7 +46,7 @@ def answer(draw: int, sample: int, length: int, experts: bool = False, **changes
 
 
 FINISHED = {
-    7: Finished(
+    7: SavedGroup(
         Group(
             [answer(7, 0, 5, experts=True), answer(7, 1, 0, status=Status.ABORTED, turns=(), text="")],
             [
@@ -56,8 +56,8 @@ FINISHED = {
             Score(-0.0),
         )
     ),
-    9: Finished(Group([answer(9, 0, 1, experts=True, turns=(Turn("policy", 0), Turn("tool", 1)))], [Score(0.0)])),
-    8: Finished(Group([answer(8, 0, 2), answer(8, 1, 3)], []), answer(8, 0, 4, status=Status.TRUNCATED), kept=True),
+    9: SavedGroup(Group([answer(9, 0, 1, experts=True, turns=(Turn("policy", 0), Turn("tool", 1)))], [Score(0.0)])),
+    8: SavedGroup(Group([answer(8, 0, 2), answer(8, 1, 3)], []), answer(8, 0, 4, status=Status.TRUNCATED), kept=True),
 }
 
 
@@ -94,7 +94,7 @@ def conversation(draw: int, sample: int, *branches: Branch, **changes: Any) -> T
 
 
 CONVERSATIONS = {
-    4: Finished(
+    4: SavedGroup(
         Group(
             [
                 conversation(4, 0, branch(5, 2), branch(0, 4, experts=True)),
@@ -129,7 +129,7 @@ def assert_same(left: Any, right: Any) -> None:
         assert repr(left) == repr(right)
 
 
-def written(directory: Path, finished: dict[int, Finished]) -> Path:
+def written(directory: Path, finished: dict[int, SavedGroup]) -> Path:
     (directory / "state").mkdir()
     write_rollouts(directory, finished)
     return directory
@@ -217,13 +217,13 @@ def test_a_row_is_the_same_when_it_is_read_again(tmp_path: Path) -> None:
         rows = dict(read_rows(tmp_path / "data.parquet"))
         return replace(prompt_of(draw), row=rows[draw])
 
-    kept = {draw: Finished(Group([answer(draw, 0, 1, prompt=read_again(draw))], [Score(0.0)])) for draw in (1, 2)}
+    kept = {draw: SavedGroup(Group([answer(draw, 0, 1, prompt=read_again(draw))], [Score(0.0)])) for draw in (1, 2)}
     assert [*read_rollouts(written(tmp_path, kept), read_again)] == [1, 2]
 
 
 def test_what_has_no_checksum_is_told(tmp_path: Path) -> None:
     prompt = replace(prompt_of(7), row={"column": object()})
-    kept = {7: Finished(Group([answer(7, 0, 1, prompt=prompt)], [Score(0.0)]))}
+    kept = {7: SavedGroup(Group([answer(7, 0, 1, prompt=prompt)], [Score(0.0)]))}
     with pytest.raises(UserError, match=r"data row 17: a column holds a object.*or give trainer.save_rollouts=false"):
         written(tmp_path, kept)
 

@@ -21,9 +21,9 @@ import torch
 
 from tandem.cluster import local
 from tandem.cluster.local import LocalCluster
-from tandem.controller.groups import WorkerGroup
 from tandem.controller.placed import Placed
 from tandem.controller.pools import ResourcePool
+from tandem.controller.worker_groups import WorkerGroup
 from tandem.errors import UserError, WorkerLost
 from tests.cluster_workers import Probe, ragged_batch
 from tests.conftest import ROOT

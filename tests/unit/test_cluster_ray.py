@@ -18,9 +18,9 @@ from ray.cluster_utils import Cluster
 
 from tandem.cluster.ray import RayCluster
 from tandem.cluster.ray_connection import first_listening
-from tandem.controller.groups import WorkerGroup
 from tandem.controller.placed import Placed
 from tandem.controller.pools import ResourcePool
+from tandem.controller.worker_groups import WorkerGroup
 from tandem.errors import UserError, WorkerLost
 from tandem.workers.host import Worker
 from tandem.workers.registration import Dispatch, register
@@ -152,7 +152,7 @@ def test_a_ray_worker_group_is_made_of_ray_actors(ray_nodes: Cluster) -> None:
 
 OWN_CLUSTER = """
 from tandem.cluster.ray import RayCluster
-from tandem.controller.groups import WorkerGroup
+from tandem.controller.worker_groups import WorkerGroup
 from tandem.controller.pools import ResourcePool
 from tandem.errors import UserError
 from tandem.workers.registration import Dispatch, register

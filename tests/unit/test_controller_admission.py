@@ -55,6 +55,8 @@ class Run(RuleBasedStateMachine):
         self.saved: set[int] = set()
         self.kept: list[int] = []
         self.asked_again = False
+        self.has_asked = True
+        """Since it was resumed, if it was; before that its checkpoint is the one that it goes on with."""
 
     @property
     def trained(self) -> int:
@@ -94,7 +96,9 @@ class Run(RuleBasedStateMachine):
     @rule(with_groups=st.booleans())
     @precondition(lambda self: self.now.version == self.trained > 0)
     def resume(self, with_groups: bool) -> None:
-        """At a checkpoint of this moment, with the finished groups or without."""
+        """At a checkpoint of this moment, with the finished groups or without; from the same one nothing changes."""
+        if not self.has_asked:
+            return
         if self.in_rounds:
             self.answer(self.now.drawn)
         cursor = self.kept[self.now.taken - 1] + 1
@@ -109,6 +113,7 @@ class Run(RuleBasedStateMachine):
         self.answered.clear()
         del self.kept[self.now.taken :]
         self.now = self.module.Admission.resumed(self.rules, self.now.version, cursor, self.saved)
+        self.has_asked = False
 
     @invariant()
     def counts_agree(self) -> None:
@@ -137,6 +142,7 @@ class Run(RuleBasedStateMachine):
         """All that may be asked, and of what a checkpoint has at once a part."""
         while self.now.admits:
             self.now, new = self.now.admit()
+            self.has_asked = True
             for draw in new:
                 if draw not in self.saved:
                     self.version_of[draw] = self.now.version
@@ -253,4 +259,4 @@ MUTANTS = {
 def test_a_mutant_is_found(name: str) -> None:
     mutant = mutated(real, *MUTANTS[name])
     with pytest.raises(AssertionError):
-        look(mutant, 100)
+        look(mutant, 1000)

@@ -10,7 +10,7 @@ import pytest
 
 from tandem.controller.clock import RolloutTimes
 from tandem.controller.engines import Engines
-from tandem.controller.groups import Future
+from tandem.controller.worker_groups import Future
 from tandem.errors import WorkerLost
 from tandem.types import Group, Prompt, Score, Status, Trajectory
 from tandem.workers.rollout import Advance, Ask, RolloutRequest

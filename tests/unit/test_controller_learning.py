@@ -13,10 +13,10 @@ import pytest
 from tandem.algorithms import make_algorithm
 from tandem.batching.packing import to_batch
 from tandem.config.tree import TrainConfig
-from tandem.controller.groups import Future
 from tandem.controller.learning import check_rollout_logprobs, placed_step, update, why_nothing_was_learned
 from tandem.controller.placed import PlacedRows
 from tandem.controller.rollouts import is_informative
+from tandem.controller.worker_groups import Future
 from tandem.errors import EngineError
 from tandem.types import Batch, FloatArray, Group, Prompt, Score, Status, StepMetrics, Trajectory
 from tests.cluster_workers import ragged_batch

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.controller.groups import Cluster, WorkerGroup
 from tandem.controller.placement import Placement
 from tandem.controller.pools import ResourcePoolManager, Role
+from tandem.controller.worker_groups import Cluster, WorkerGroup
 from tandem.simulation.virtual import Timed, VirtualCluster
 from tandem.workers.host import Worker
 from tandem.workers.registration import Dispatch, register

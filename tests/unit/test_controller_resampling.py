@@ -12,12 +12,12 @@ import pytest
 from tandem import signals
 from tandem.config.tree import TrainConfig
 from tandem.controller.admission import RolloutRules
-from tandem.controller.groups import Future
 from tandem.controller.rollouts import RolloutProducer
 from tandem.controller.timesharing import TimeSharing
+from tandem.controller.worker_groups import Future
 from tandem.errors import RewardShareExceeded, StepGivenUp
 from tandem.reward.manager import RewardManager
-from tandem.types import Finished, Group, Prompt, Status, Trajectory
+from tandem.types import Group, Prompt, SavedGroup, Status, Trajectory
 from tandem.workers.rollout import Advance, Ask, seeded_request
 
 REWARD = """
@@ -218,7 +218,7 @@ def test_what_a_checkpoint_has_of_a_dropped_draw_is_replaced_at_once(settings: T
     with closing(RewardManager(settings.reward)) as reward:
         producer = make_producer(rules, reward, ["0 1"] * 20, with_greedy=False)
         prompt = Prompt(3, np.zeros(1, np.int32), "1 1", "test", "", {})
-        dropped = Finished(Group([answer(prompt, sample, False) for sample in range(2)], []), kept=False)
+        dropped = SavedGroup(Group([answer(prompt, sample, False) for sample in range(2)], []), kept=False)
         producer.resume(1, 3, {3: dropped})
         producer._go_on()
         assert producer._engines.unanswered == 6

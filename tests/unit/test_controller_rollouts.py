@@ -70,7 +70,7 @@ def test_decisions_outlive_a_kill(count: int, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(schedules, "draw_world", with_failing_rewards)
     for seed in range(count):
         schedules.run(seed)
-    undecided = "{draw: Finished(one.group, one.greedy) for draw, one in finished.items()}"
+    undecided = "{draw: SavedGroup(one.group, one.greedy) for draw, one in finished.items()}"
     anew = mutated(rollouts, "self._saved = dict(finished)", f"self._saved = {undecided}")
     with pytest.raises(AssertionError, match="is by version"):
         for seed in range(150):

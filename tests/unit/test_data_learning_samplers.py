@@ -204,19 +204,19 @@ def test_a_resumed_one_goes_on_as_the_one_that_was_not_stopped(kind: str, stop: 
     for number in range(8):
         expected.append(step(whole))
         if number + 1 == stop:
-            whole.row(whole.drawn + 6)  # drawn ahead of training
+            whole.row(whole.cursor + 6)  # drawn ahead of training
     assert [step(first) for _ in range(stop)] == expected[:stop]
-    ahead = [first.row(first.drawn + place) for place in range(7)]
+    ahead = [first.row(first.cursor + place) for place in range(7)]
     again = make()
     again.load_state(json.loads(json.dumps(first.state())))
-    assert [again.row(again.drawn + place) for place in reversed(range(7))] == ahead[::-1]
+    assert [again.row(again.cursor + place) for place in reversed(range(7))] == ahead[::-1]
     assert [step(again) for _ in range(stop, 8)] == expected[stop:]
 
 
 def test_dropped_groups_count(own: str) -> None:
     one = sampler(own)
     assert [one.row(draw) for draw in range(5)] == [7, 6, 5, 4, 3]
-    one.drawn = 5
+    one.cursor = 5
     one.update([Outcome(row, (reward, reward), ()) for row, reward in ((7, 1.0), (6, 0.0), (5, 1.0), (4, 0.0))])
     assert [one.row(draw) for draw in range(5, 9)] == [6, 4, 2, 1]
 

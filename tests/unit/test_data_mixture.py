@@ -90,7 +90,7 @@ def test_steps_for_ends_with_the_set_that_is_farthest_behind(epochs: int) -> Non
     drawn = list(islice(one, steps))
     used = Counter(chain.from_iterable(drawn))
     assert min(used.values()) == epochs and one.epoch >= epochs and len(used) == 20
-    one.drawn -= 1
+    one.cursor -= 1
     assert one.epoch < epochs
 
 

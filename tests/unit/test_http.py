@@ -164,7 +164,7 @@ def test_replies_are_kept(server: Server, tmp_path: Path) -> None:
 def fusion(body: Any) -> dict[str, Any]:
     """What a SandboxFusion server answers, the program being run here without a container."""
     run = LocalSandbox(Limits(timeout_s=body["run_timeout"]), contained=False).run(body["code"], body["stdin"])
-    status = "TimeLimitExceeded" if run.stopped else "Finished"
+    status = "TimeLimitExceeded" if run.stopped else "SavedGroup"
     result = {"status": status, "execution_time": run.seconds, "return_code": run.exit_code}
     return {"status": "Success", "run_result": {**result, "stdout": run.stdout, "stderr": run.stderr}}
 

@@ -15,10 +15,10 @@ from tandem.batching.packing import select_rows, token_shares
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import Roles
 from tandem.controller.dataflow import prepare
-from tandem.controller.groups import Future
 from tandem.controller.learning import placed_step
 from tandem.controller.placed import Placed
 from tandem.controller.roles import Actor, Policy
+from tandem.controller.worker_groups import Future
 from tandem.errors import EngineError, WorkerError, with_notes
 from tandem.types import Batch, FloatArray, StepMetrics, TokenColumns
 from tandem.workers.host import Worker, WorkerHost
@@ -168,7 +168,7 @@ def test_one_call_makes_all_optimizer_steps(size: int) -> None:
             weights = [np.arange(lengths[rows].sum(), dtype=np.float32) for rows in cuts]
             weights[1] = np.repeat(np.arange(4, dtype=np.float32), lengths[cuts[1]])
             each = list(zip(cuts, weights, [True, False, False], strict=True))
-            steps = [placed.rows(rows, weights=own, answers=answers) for rows, own, answers in each]
+            steps = [placed.rows(rows, weights=own, to_controller=answers) for rows, own, answers in each]
             if in_one_call:
                 learned = actor.learn_steps(steps, LOSS).get()
                 assert len(ranks.sent_bytes) == 1
@@ -257,7 +257,7 @@ def test_what_a_rank_has_does_not_travel_again() -> None:
         actor.logprobs(placed.rows()).get()
         reference.logprobs(placed.rows(fills=("ref_logprobs",))).get()
         batch.tokens.advantages = np.zeros(tokens, np.float32)
-        all_rows = placed.rows(np.arange(8), weights=np.ones(tokens, np.float32), answers=False)
+        all_rows = placed.rows(np.arange(8), weights=np.ones(tokens, np.float32), to_controller=False)
         _, nothing = actor.learn(all_rows, LOSS).get()
         assert nothing is None
         uneven = np.arange(tokens // 2, dtype=np.float32)

@@ -32,13 +32,13 @@ from tests.unit.test_planning_tower import config as tower_config
 plan_time: Any = load_file(ROOT / "benchmarks/plan_time.py")
 MACHINES = parse_machines("2x8xH100")
 READS_LOGPROBS = """
-from tandem.algorithms.base import Signal
+from tandem.algorithms.base import Need
 from tandem.algorithms.policy_gradient import PolicyGradient
 
 class Mine(PolicyGradient):
     def __init__(self, config, max_response_tokens):
         super().__init__(config, max_response_tokens)
-        self.needs |= {Signal.POLICY_LOGPROBS}
+        self.needs |= {Need.POLICY_LOGPROBS}
 
     def estimate(self, rollouts, rewards_T):
         raise AssertionError("planning computes nothing")

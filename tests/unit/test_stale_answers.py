@@ -18,9 +18,9 @@ from tandem.config.load import load_config
 from tandem.config.ratio import Anchor
 from tandem.config.tree import SftConfig, TrainConfig
 from tandem.controller.dataflow import describe_batch
-from tandem.controller.groups import Future
 from tandem.controller.learning import mismatch_warning, placed_step, update
 from tandem.controller.placed import PlacedRows
+from tandem.controller.worker_groups import Future
 from tandem.errors import UserError
 from tandem.jobs.notes import notes
 from tandem.types import Batch, FloatArray, Outputs, StepMetrics, TokenColumns
@@ -227,7 +227,7 @@ def test_a_loss_has_the_ratio_that_its_section_says(name: str) -> None:
     lower = logprobs - 0.0001  # within the narrowest clip, that of gspo
     moves = {"old_policy": value(old_logprobs=lower) != value(), "engine": value(rollout_logprobs=lower) != value()}
     kind = BUILTIN.sections(LossConfig)[name]
-    assert [ratio for ratio, moved in moves.items() if moved] == [r for r in moves if r == kind.ratio_to]
+    assert [ratio for ratio, moved in moves.items() if moved] == [r for r in moves if r == kind.divides_by]
 
 
 @pytest.mark.parametrize("name", every_loss())

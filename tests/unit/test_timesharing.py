@@ -15,9 +15,9 @@ from tandem.config.generation import (
     default_memory_share,
 )
 from tandem.controller.assembly import turns_of
-from tandem.controller.groups import WorkerGroup
 from tandem.controller.pools import ResourcePool, Role
 from tandem.controller.timesharing import DeviceTurns, Phase, TimeSharing
+from tandem.controller.worker_groups import WorkerGroup
 from tandem.planning.phases import _ELSEWHERE, Stage
 from tandem.workers.host import Worker
 from tandem.workers.registration import Dispatch, register

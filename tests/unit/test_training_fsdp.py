@@ -359,7 +359,7 @@ def test_nothing_of_a_micro_batch_but_its_outputs_outlives_it(batch: Batch) -> N
         plans.add(ref(options["attention_plan"]))
 
     engine.model.base_model.register_forward_pre_hook(begins, with_kwargs=True)
-    outputs = 4 * 3 * len(packed[0].scored)
+    outputs = 4 * 3 * len(packed[0].predicted_at)
     for run in (engine.forward, lambda parts: train(engine, parts)):
         held.clear()
         plans.clear()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class DPPOLossConfig(LossConfig):
     """Tokens leave the loss when the policy moves too far from the one that sampled them (arXiv:2602.04879)."""
 
-    ratio_to: ClassVar[Literal["old_policy", "engine", "nothing"]] = "engine"
+    divides_by: ClassVar[Literal["old_policy", "engine", "nothing"]] = "engine"
 
     type: Literal["dppo"] = "dppo"
     divergence: Literal["tv", "kl"] = "tv"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from tandem.algorithms.base import Rollouts, Signal
+from tandem.algorithms.base import Need, Rollouts
 from tandem.algorithms.group_relative import GroupRelative, Siblings
 from tandem.config.algorithms import GroupConfig, find_shaped_rewards
 from tandem.config.base import rule
@@ -38,7 +38,7 @@ class GDPO(GroupRelative[GDPOConfig]):
 
     def __init__(self, config: GDPOConfig, max_response_tokens: int) -> None:
         super().__init__(config, max_response_tokens)
-        self.needs |= {Signal.REWARD_PARTS}
+        self.needs |= {Need.REWARD_PARTS}
 
     def row_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
         total_B = rewards_B.new_zeros(len(rewards_B))

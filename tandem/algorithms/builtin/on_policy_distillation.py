@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from tandem.algorithms.base import Advantages, Rollouts, Signal
+from tandem.algorithms.base import Advantages, Need, Rollouts
 from tandem.algorithms.group_relative import GroupRelative, Siblings
 from tandem.algorithms.returns import discounted_returns
 from tandem.config.algorithms import PolicyGradientConfig, find_shaped_rewards
@@ -100,9 +100,9 @@ class OnPolicyDistillation(GroupRelative[OnPolicyDistillationConfig]):
             from tandem.algorithms.distillation import TopKDistillationLoss
 
             self.loss = TopKDistillationLoss(self.loss.config, config, config.distillation_coefficient)
-            self.needs |= {Signal.TEACHER_TOP_LOGPROBS}
+            self.needs |= {Need.TEACHER_TOP_LOGPROBS}
         else:
-            self.needs |= {Signal.POLICY_LOGPROBS, Signal.TEACHER_LOGPROBS}
+            self.needs |= {Need.POLICY_LOGPROBS, Need.TEACHER_LOGPROBS}
 
     def row_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
         return self.config.reward_weight * (rewards_B - siblings.mean(rewards_B)) / (siblings.std(rewards_B) + 1e-6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from tandem.algorithms.base import Advantages, Rollouts, Signal
+from tandem.algorithms.base import Advantages, Need, Rollouts
 from tandem.algorithms.builtin.reinforce import ReinforceLossConfig
 from tandem.algorithms.group_relative import Siblings
 from tandem.algorithms.policy_gradient import PolicyGradient
@@ -40,7 +40,7 @@ class OTB(PolicyGradient[OTBConfig]):
 
     def __init__(self, config: OTBConfig, max_response_tokens: int) -> None:
         super().__init__(config, max_response_tokens)
-        self.needs |= {Signal.SQUARED_PROBS, Signal.POLICY_LOGPROBS}
+        self.needs |= {Need.SQUARED_PROBS, Need.POLICY_LOGPROBS}
 
     def estimate(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
         mask_T, rows_K = rollouts.mask_T, rollouts.rows_T[rollouts.mask_T]

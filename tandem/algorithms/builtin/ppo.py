@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from tandem.algorithms.base import Advantages, Rollouts, Signal
+from tandem.algorithms.base import Advantages, Need, Rollouts
 from tandem.algorithms.policy_gradient import PolicyGradient
 from tandem.algorithms.returns import gae, masked_whiten
-from tandem.config.algorithms import CriticConfig
+from tandem.config.algorithms import MayHaveCriticConfig
 from tandem.config.base import PositiveInt, Share
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tandem.types import Outputs, TokenColumns, TokenLoss
 
 
-class PPOConfig(CriticConfig):
+class PPOConfig(MayHaveCriticConfig):
     """Proximal Policy Optimization with a critic (Schulman et al. 2017, arXiv:1707.06347)."""
 
     advantages_by_token: ClassVar[bool] = True
@@ -40,7 +40,7 @@ class PPO(PolicyGradient[PPOConfig]):
 
     def __init__(self, config: PPOConfig, max_response_tokens: int) -> None:
         super().__init__(config, max_response_tokens)
-        self.needs |= {Signal.VALUES}
+        self.needs |= {Need.VALUES}
         self.value_loss: TokenLoss[Tensor] | None = ValueLoss(config.value_clip)
 
     def estimate(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:

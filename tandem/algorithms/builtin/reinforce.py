@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class ReinforceLossConfig(LossConfig):
     """Log-likelihood times advantage, without ratio and clip (Williams 1992)."""
 
-    ratio_to: ClassVar[Literal["old_policy", "engine", "nothing"]] = "nothing"
+    divides_by: ClassVar[Literal["old_policy", "engine", "nothing"]] = "nothing"
 
     type: Literal["reinforce"] = "reinforce"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from tandem.algorithms.base import Advantages, Rollouts, Signal
+from tandem.algorithms.base import Advantages, Need, Rollouts
 from tandem.algorithms.builtin.reinforce import ReinforceLossConfig
 from tandem.algorithms.policy_gradient import PolicyGradient
 from tandem.config.algorithms import PolicyGradientConfig, PolicyLossConfig
@@ -36,7 +36,7 @@ class ReMax(PolicyGradient[ReMaxConfig]):
 
     def __init__(self, config: ReMaxConfig, max_response_tokens: int) -> None:
         super().__init__(config, max_response_tokens)
-        self.needs |= {Signal.GREEDY_REWARDS}
+        self.needs |= {Need.GREEDY_REWARDS}
 
     def estimate(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
         assert rollouts.greedy_rewards_B is not None

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tandem.config.algorithms import CriticConfig, PolicyGradientConfig
+from tandem.config.algorithms import MayHaveCriticConfig, PolicyGradientConfig
 from tandem.config.ratio import anchored_at_engine
 from tandem.config.tree import DpoConfig, SftConfig, TrainConfig
 
@@ -28,7 +28,7 @@ def minibatches_share_prompts(config: TrainConfig) -> Iterator[str]:
 
 
 def warmup_leaves_the_policy_steps(config: TrainConfig) -> Iterator[str]:
-    if isinstance(config.algorithm, CriticConfig) and config.trainer.steps:
+    if isinstance(config.algorithm, MayHaveCriticConfig) and config.trainer.steps:
         warmup, steps = config.algorithm.critic_warmup_steps, config.trainer.steps
         if warmup >= steps:
             yield f"algorithm: critic_warmup_steps: {warmup} leaves the policy none of trainer.steps: {steps}"
@@ -71,19 +71,19 @@ def find_stale_mistakes(algorithm: PolicyGradientConfig, max_staleness: int) -> 
     engines = anchored_at_engine(algorithm, max_staleness)
     stale = f"trainer.max_staleness: {max_staleness}"
     mend = "set rollout_correction.type: truncate or mask"
-    if correction.type == "none" and loss.ratio_to == "nothing":
+    if correction.type == "none" and loss.divides_by == "nothing":
         yield (
             f"loss.type: {loss.type} has no ratio to the policy that sampled, so with {stale} nothing corrects for "
             f"answers of older weights; {mend}, or loss.type: clip"
         )
         return
-    if correction.type == "none" and loss.ratio_to == "old_policy" and not engines:
+    if correction.type == "none" and loss.divides_by == "old_policy" and not engines:
         yield (
             f"rollout_correction.skip_old_logprobs: false leaves nothing with {stale} that corrects for answers of "
             f"older weights; leave it out, or {mend}"
         )
     if algorithm.needs_trainer_logprobs and engines:
-        mend = "set rollout_correction.skip_old_logprobs: false" if loss.ratio_to == "engine" else mend
+        mend = "set rollout_correction.skip_old_logprobs: false" if loss.divides_by == "engine" else mend
         yield (
             f"type: {algorithm.type} needs the log-probs of the weights before the step, and with {stale} the "
             f"engine's, of older weights, stand in for them; {mend}"

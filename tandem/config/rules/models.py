@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from tandem.config.algorithms import CriticConfig, OwnAlgorithmConfig
+from tandem.config.algorithms import MayHaveCriticConfig, OwnAlgorithmConfig
 from tandem.config.tree import RolloutConfig, SftConfig, TrainConfig
 from tandem.model_files import text_config
 
@@ -25,7 +25,7 @@ def rows_train_one_model(config: SftConfig) -> Iterator[str]:
 
 
 def critic_is_trained(config: TrainConfig) -> Iterator[str]:
-    if isinstance(config.algorithm, CriticConfig):
+    if isinstance(config.algorithm, MayHaveCriticConfig):
         return
     if config.model.critic_path:
         yield f"algorithm: {config.algorithm.type} has no critic; remove model.critic_path or use algorithm.type: ppo"

@@ -146,7 +146,7 @@ def micro_batch(run: FakeRun) -> Any:
         token_ids=token_ids,
         offsets=offsets,
         prefixes=np.array([-1, *[0] * (len(lengths) - 1)]),
-        scored=scored,
+        predicted_at=scored,
         targets=np.zeros(len(scored), dtype=np.int32),
         columns=TokenColumns(
             weights=column(), shares=column(), advantages=column(), old_logprobs=column(), returns=column()

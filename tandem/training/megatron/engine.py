@@ -207,7 +207,7 @@ class MegatronEngine:
         nothing, one = hidden.sum() * 0, torch.ones((), dtype=torch.int)
         if micro_batch is None:
             return nothing, one, None
-        outputs = self._score(here, hidden[:, 0].index_select(0, here.scored))
+        outputs = self._score(here, hidden[:, 0].index_select(0, here.predicted_at))
         if loss is None:
             return nothing, one, LossResult((), outputs)
         columns: TokenColumns[Tensor] = micro_batch.columns.map(lambda array: torch.from_numpy(array).to(self._device))

@@ -46,7 +46,7 @@ class RankRows:
     token_ids: Tensor
     """int64 `[1, tokens of this rank]`."""
     plan: PackedSeqPlan
-    scored: Tensor
+    predicted_at: Tensor
     """Which of the rank's tokens predict the targets that it scores."""
     order: Tensor
     """Which of the micro-batch's targets these are."""
@@ -76,7 +76,7 @@ def lay_out(micro_batch: MicroBatch | None, group: ProcessGroup, multiple: int, 
     held = held_by_rank[rank]
     place_here = np.full(size, -1)
     place_here[held] = np.arange(len(held))
-    scored_here = place_here[place_of_token[whole.scored]]
+    scored_here = place_here[place_of_token[whole.predicted_at]]
     order = np.flatnonzero(scored_here >= 0)
 
     def tensor(array: IntArray | BoolArray) -> Tensor:
@@ -92,7 +92,7 @@ def lay_out(micro_batch: MicroBatch | None, group: ProcessGroup, multiple: int, 
     return RankRows(
         token_ids=tensor(token_ids[held])[None],
         plan=plan,
-        scored=tensor(scored_here[order]),
+        predicted_at=tensor(scored_here[order]),
         order=tensor(order),
         targets=tensor(whole.targets),
     )
@@ -104,7 +104,7 @@ class WholeRows:
 
     lengths: IntArray
     token_ids: IntArray
-    scored: IntArray
+    predicted_at: IntArray
     """`[S]`: places among `token_ids` whose hidden states predict the targets."""
     targets: IntArray
     """int64 `[S]`."""
@@ -147,8 +147,8 @@ def whole_rows(micro_batch: MicroBatch) -> tuple[IntArray, IntArray, IntArray]:
     for chain, start in zip(chains[::-1], starts[::-1], strict=True):  # a prefix is scored in its first row
         begins[chain] = start + before[chain]
     parts = [np.arange(int(offsets[segment]), int(offsets[segment + 1])) for chain in chains for segment in chain]
-    home = np.searchsorted(offsets, micro_batch.scored, side="right") - 1
-    return row_lengths, np.concatenate(parts), begins[home] + micro_batch.scored - offsets[home]
+    home = np.searchsorted(offsets, micro_batch.predicted_at, side="right") - 1
+    return row_lengths, np.concatenate(parts), begins[home] + micro_batch.predicted_at - offsets[home]
 
 
 def _chain(end: int, prefixes: IntArray) -> list[int]:
