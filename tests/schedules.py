@@ -15,7 +15,7 @@ import numpy as np
 
 from tandem.controller import rollouts as real
 from tandem.controller.pools import ResourcePool
-from tandem.controller.timesharing import Phase
+from tandem.controller.timesharing import SleepPhase
 from tandem.controller.worker_groups import WorkerGroup
 from tandem.simulation.virtual import Timed, VirtualCluster
 from tandem.types import Group, Prompt, SavedGroup, Score, Status, Trajectory
@@ -281,7 +281,7 @@ class FakeDevices:
         self._world = world
         self._rollout = rollout
 
-    def engine_sleeps(self, phase: Phase) -> bool:
+    def engine_sleeps(self, phase: SleepPhase) -> bool:
         return self._world.colocated == "sleep"
 
     def to_generation(self) -> None:

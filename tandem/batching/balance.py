@@ -9,7 +9,7 @@ from tandem.models.cost import TOKENS_ALONE, Floats, RowCost
 from tandem.types import Batch, IntArray
 
 
-class Pass(NamedTuple):
+class BalancedPass(NamedTuple):
     """Rows that the ranks compute together: they wait for one another at its end."""
 
     rows: IntArray
@@ -17,7 +17,9 @@ class Pass(NamedTuple):
     """In forward passes: with its backward pass it is 3."""
 
 
-def balance_rows(batch: Batch, parts: int, cost: RowCost = TOKENS_ALONE, passes: Sequence[Pass] = ()) -> list[IntArray]:
+def balance_rows(
+    batch: Batch, parts: int, cost: RowCost = TOKENS_ALONE, passes: Sequence[BalancedPass] = ()
+) -> list[IntArray]:
     """The rows of each of `parts` ranks, ascending; the branches of a trajectory are on one rank.
 
     The sum over `passes` (default: one over all rows) of what the busiest rank computes is kept small, greedily: the
@@ -26,7 +28,7 @@ def balance_rows(batch: Batch, parts: int, cost: RowCost = TOKENS_ALONE, passes:
     """
     if parts == 1:
         return [np.arange(len(batch))]
-    passes = passes or [Pass(np.arange(len(batch)))]
+    passes = passes or [BalancedPass(np.arange(len(batch)))]
     busiest, rows = np.inf, list[IntArray]()
     for units_B in (batch.groups, batch.trajectories):
         unit_of_row_B = np.unique(units_B, return_inverse=True)[1]
@@ -38,7 +40,7 @@ def balance_rows(batch: Batch, parts: int, cost: RowCost = TOKENS_ALONE, passes:
 
 
 def _spread(
-    unit_of_row_B: IntArray, costs_B: Floats, parts: int, passes: Sequence[Pass]
+    unit_of_row_B: IntArray, costs_B: Floats, parts: int, passes: Sequence[BalancedPass]
 ) -> tuple[float, list[IntArray]]:
     """The sum over the passes of the busiest rank's cost, and each rank's rows: those with the same unit together."""
     units = int(unit_of_row_B.max(initial=-1)) + 1

@@ -37,7 +37,7 @@ from tandem.controller.roles import (
 )
 from tandem.controller.rollouts import RolloutProducer, Sharing
 from tandem.controller.teacher import ServedTeacher
-from tandem.controller.timesharing import Devices, DeviceTurns, Phase, TimeSharing
+from tandem.controller.timesharing import Devices, DeviceTurns, SleepPhase, TimeSharing
 from tandem.errors import UserError
 from tandem.pictures.vlm_config import sees_pictures
 from tandem.training.base import TopTokens
@@ -201,7 +201,7 @@ def turns_of(
 ) -> DeviceTurns:
     """Who takes turns on devices, by who shares them. `whole_actor` as in `_make_experience_roles`."""
     beside = [role for role in models if placement.together(role, Role.Rollout)]
-    phases: list[Phase] = [_phase_of(role) for role in beside if generation.sleep != "never"]
+    phases: list[SleepPhase] = [_phase_of(role) for role in beside if generation.sleep != "never"]
     engine = frozenset(phases)
     stays = generation.type == "native" and whole_actor
 
@@ -225,7 +225,7 @@ def turns_of(
     )
 
 
-def _phase_of(role: Role) -> Phase:
+def _phase_of(role: Role) -> SleepPhase:
     """In which it computes."""
     return "scoring" if role is Role.RewardModel else "training"
 

@@ -11,7 +11,7 @@ from tandem.algorithms import Algorithm
 from tandem.algorithms.base import Need
 from tandem.algorithms.group_relative import GroupRelative
 from tandem.algorithms.rollout_correction import rollout_weights
-from tandem.batching.balance import Pass
+from tandem.batching.balance import BalancedPass
 from tandem.batching.packing import split_groups, take_rows
 from tandem.config.ratio import RatioPlan, TrainerPass, anchored_at_engine, ratio_plan
 from tandem.config.tree import TrainConfig
@@ -37,7 +37,7 @@ class PlacedStep(Placed):
         batch: Batch,
         step: int,
         epochs: Sequence[Sequence[IntArray]],
-        passes: Sequence[Pass],
+        passes: Sequence[BalancedPass],
         left_out_B: BoolArray,
         ratio: RatioPlan,
     ) -> None:
@@ -112,7 +112,7 @@ def placed_step(
         differ_B = _rewards_differ(batch)
         cuts += [rows[differ_B[rows]] for rows in cuts]
     weight = _FORWARD_AND_BACKWARD * settings.epochs * settings.minibatches / len(cuts)
-    passes = [Pass(np.arange(len(batch))), *(Pass(rows, weight) for rows in cuts)]
+    passes = [BalancedPass(np.arange(len(batch))), *(BalancedPass(rows, weight) for rows in cuts)]
     reads_logprobs = Need.POLICY_LOGPROBS in algorithm.needs
     critic_alone = warms_up(config, step)
     ratio = ratio_plan(settings, config.trainer.max_staleness, reads_logprobs=reads_logprobs, critic_alone=critic_alone)
@@ -158,7 +158,7 @@ def update(
     if placed.ratio.trainer_pass is TrainerPass.BEFORE_UPDATE:
         batch.tokens.trainer_logprobs = batch.tokens.old_logprobs
     elif placed.ratio.trainer_pass is TrainerPass.FIRST_STEP:
-        rows = trained[0].cut.rows
+        rows = trained[0].selection.rows
         assert rows is not None
         batch.tokens.trainer_logprobs = _in_the_batch(batch, rows, learned[0][1])
     share = 0.0 if critic_alone else float(trainable_B[batch.first_branches].mean())

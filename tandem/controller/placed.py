@@ -14,11 +14,11 @@ from uuid import uuid4
 
 import numpy as np
 
-from tandem.batching.balance import Pass, balance_rows
+from tandem.batching.balance import BalancedPass, balance_rows
 from tandem.batching.packing import runs_of, select_rows, take_rows, take_runs
 from tandem.controller.dispatch import Collect, Split, join
 from tandem.types import Batch, FloatArray, IntArray, TokenColumns
-from tandem.workers.placed import ByRow, Column, Cut, PlacedPart
+from tandem.workers.placed import ByRow, Column, PlacedPart, RowSelection
 from tandem.workers.registration import Arguments, Calls, Mesh, Returns
 
 Forget = Callable[[str], object]
@@ -49,7 +49,7 @@ class Placed:
     ranks, or is about to: nothing is called after it.
     """
 
-    def __init__(self, batch: Batch, passes: Sequence[Pass] = (), name: str = "this call") -> None:
+    def __init__(self, batch: Batch, passes: Sequence[BalancedPass] = (), name: str = "this call") -> None:
         """`passes`: those of the step, for which rows are balanced; default: every pass is about all rows. `name`: what
         a failure says that the batch is of."""
         self.batch = batch
@@ -83,9 +83,9 @@ class Placed:
         the ranks. `to_controller`: whether columns by token are returned to the controller; else they are None.
         """
         if weights is None:
-            return PlacedRows(self, Cut(rows, to_controller=to_controller, fills=tuple(fills)))
+            return PlacedRows(self, RowSelection(rows, to_controller=to_controller, fills=tuple(fills)))
         trained = self.trained_tokens_B if rows is None else self.trained_tokens_B[rows]
-        weighed = Cut(rows, self._by_row(rows, weights), int(trained.sum()), to_controller, tuple(fills))
+        weighed = RowSelection(rows, self._by_row(rows, weights), int(trained.sum()), to_controller, tuple(fills))
         return PlacedRows(self, weighed)
 
     def _by_row(self, rows: IntArray | None, weights: FloatArray) -> FloatArray | ByRow:
@@ -160,11 +160,11 @@ class PlacedRows:
     """
 
     placed: Placed
-    cut: Cut
+    selection: RowSelection
 
     def whole(self) -> Batch:
         """The rows as a batch of its own: what a single rank sees."""
-        return self.cut.of(self.placed.batch)
+        return self.selection.of(self.placed.batch)
 
 
 def distribute_rows(
@@ -180,10 +180,10 @@ def distribute_rows(
     placed = steps[0].placed
     assert all(rows.placed is placed for rows in steps), "rows of several batches in one call"
     holder = placed.holder(ranks, mesh, forget)
-    splits, cuts_of_groups = zip(*(_split(placed.batch, holder, rows.cut) for rows in steps), strict=True)
+    splits, selections_of_groups = zip(*(_split(placed.batch, holder, rows.selection) for rows in steps), strict=True)
     calls: Calls = {}
     for group, (new, columns), own in zip(
-        mesh.data_groups(), placed.news(holder), zip(*cuts_of_groups, strict=True), strict=True
+        mesh.data_groups(), placed.news(holder), zip(*selections_of_groups, strict=True), strict=True
     ):
         part = PlacedPart(holder.key, placed.name, new, columns, own)
         calls |= dict.fromkeys(group, Arguments((part, *others.args), others.kwargs))
@@ -193,7 +193,7 @@ def distribute_rows(
         for number, (rows, split) in enumerate(zip(steps, splits, strict=True)):
             by_rank = {rank: answers[rank][number] for rank in mesh.answering_ranks}
             joined.append(join(returns, mesh, split, by_rank))
-            placed.fill(holder, rows.cut.fills, returns, joined[-1])
+            placed.fill(holder, rows.selection.fills, returns, joined[-1])
         return joined
 
     return calls, collect
@@ -212,24 +212,24 @@ def _with_short_versions(batch: Batch) -> Batch:
     return batch if any(batch.versions.strides) else replace(batch, versions=batch.versions[:1])
 
 
-def _split(batch: Batch, holder: Holder, cut: Cut) -> tuple[Split, list[Cut]]:
-    """Which rows of a cut each data-parallel group has, and the cut as each group is sent it."""
+def _split(batch: Batch, holder: Holder, selection: RowSelection) -> tuple[Split, list[RowSelection]]:
+    """Which rows of a selection each data-parallel group has, and the selection as each group is sent it."""
     split, rows_of_groups = holder.whole, [None] * len(holder.whole.rows_of_groups)
-    if cut.rows is not None:
+    if selection.rows is not None:
         place_B = np.full(len(batch), -1)
-        place_B[cut.rows] = np.arange(len(cut.rows))
+        place_B[selection.rows] = np.arange(len(selection.rows))
         places_of_groups = [place_B[held] for held in holder.whole.rows_of_groups]
         rows_of_groups = [np.flatnonzero(places >= 0) for places in places_of_groups]
-        offsets = np.r_[0, np.diff(batch.response_offsets)[cut.rows].cumsum()]
-        split = Split([places[places >= 0] for places in places_of_groups], len(cut.rows), offsets)
+        offsets = np.r_[0, np.diff(batch.response_offsets)[selection.rows].cumsum()]
+        split = Split([places[places >= 0] for places in places_of_groups], len(selection.rows), offsets)
     return split, [
-        replace(cut, rows=rows, weights=_of_places(cut.weights, split, places))
+        replace(selection, rows=rows, weights=_of_places(selection.weights, split, places))
         for rows, places in zip(rows_of_groups, split.rows_of_groups, strict=True)
     ]
 
 
 def _of_places(weights: FloatArray | ByRow | None, split: Split, places: IntArray) -> FloatArray | ByRow | None:
-    """The weights of some rows of a cut."""
+    """The weights of some rows of a selection."""
     if isinstance(weights, ByRow):
         return ByRow(weights.values_B[places])
     if weights is None:

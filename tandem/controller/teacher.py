@@ -105,7 +105,7 @@ class ServedTeacher:
                 for column, values in zip(columns, answer.result(), strict=True):
                     column[trained] = values
             given = columns[1:] if top_k else columns[:1]
-            for name, column in zip(rows.cut.fills, given, strict=True):
+            for name, column in zip(rows.selection.fills, given, strict=True):
                 assert name is not None
                 setattr(rows.placed.batch.tokens, name, column)
             return columns

@@ -20,14 +20,14 @@ from typing import Literal, Protocol
 
 from tandem.controller.roles import Model, Rollout
 
-Phase = Literal["scoring", "training"]
+SleepPhase = Literal["scoring", "training"]
 """In which an engine may have to sleep; preparation and update are both training."""
 
 
 class Devices(Protocol):
     """The loop announces each phase before it begins; a phase that is announced again changes nothing."""
 
-    def engine_sleeps(self, phase: Phase) -> bool:
+    def engine_sleeps(self, phase: SleepPhase) -> bool:
         """Models compute on the engine's devices then."""
         ...
 
@@ -56,7 +56,7 @@ class Devices(Protocol):
 class DeviceTurns:
     """Who takes turns."""
 
-    engine: frozenset[Phase] = frozenset()
+    engine: frozenset[SleepPhase] = frozenset()
     """The phases in which it sleeps."""
     actor: Model | None = None
     """Where it leaves the engine's devices."""
@@ -94,7 +94,7 @@ class TimeSharing:
         self._away = self._turns.models
         """In host memory."""
 
-    def engine_sleeps(self, phase: Phase) -> bool:
+    def engine_sleeps(self, phase: SleepPhase) -> bool:
         return phase in self._turns.engine
 
     def to_generation(self) -> None:
@@ -144,7 +144,7 @@ class TimeSharing:
                 model.onload().get()
                 self._away.remove(model)
 
-    def _sleep_for(self, phase: Phase) -> None:
+    def _sleep_for(self, phase: SleepPhase) -> None:
         if self.engine_sleeps(phase) and not self._asleep:
             self._rollout.sleep().get()
             self._asleep = True

@@ -38,15 +38,15 @@ NCCL_BYTES = 2**29
 SLACK = 0.05
 """Share of all tensors that an allocator needs besides, for gaps between blocks."""
 
-Stage = Literal["generation", "scoring", "preparation", "update", "publish"]
+LoopPhase = Literal["generation", "scoring", "preparation", "update", "publish"]
 """Of a step, as `controller/timesharing.py` has them."""
-_STAGES: Mapping[Phase, Stage] = {
+_STAGES: Mapping[Phase, LoopPhase] = {
     "forward": "preparation",
     "backward": "update",
     "step": "update",
     "publish": "publish",
 }
-_ELSEWHERE: Mapping[RoleName, tuple[Stage, ...]] = {
+_ELSEWHERE: Mapping[RoleName, tuple[LoopPhase, ...]] = {
     "actor": ("generation", "scoring"),
     "critic": ("generation", "scoring", "publish"),
     "reference": ("generation", "scoring", "update", "publish"),
@@ -133,7 +133,7 @@ def hosts(config: Planned) -> list[HostMemory]:
 
 def _host(config: Planned, pool: _Pool) -> HostMemory:
     away: dict[RoleName, int] = {role: _waiting(pool.engines[role]) for role in _leaving(config, pool)}
-    stages: tuple[Stage, ...] = get_args(Stage)
+    stages: tuple[LoopPhase, ...] = get_args(LoopPhase)
     waiting = (sum(size for role, size in away.items() if stage in _ELSEWHERE[role]) for stage in stages)
     engines = [
         engine for engine in pool.engines.values() if isinstance(engine, FsdpSizes)
@@ -270,7 +270,7 @@ def _of_pool(config: Planned, pool: _Pool, policy: ModelShape, card_bytes: int) 
     leaving = _leaving(config, pool)
     judging, judge = _judging(config, pool, card_bytes)
 
-    def beside(stage: Stage, role: RoleName | None = None) -> Memory:
+    def beside(stage: LoopPhase, role: RoleName | None = None) -> Memory:
         """What the engine and the other roles hold meanwhile."""
         others = [name for name in held if name != role and not (name in leaving and stage in _ELSEWHERE[name])]
         return sum((held[name] for name in others), start=serving.get(stage, Memory()) + judge)
@@ -283,7 +283,7 @@ def _of_pool(config: Planned, pool: _Pool, policy: ModelShape, card_bytes: int) 
         for phase, memory in phases(engine).items():
             if phase == "offloaded" or (phase == "publish" and not (role == "actor" and trains_by_rewards)):
                 continue
-            stage: Stage = "scoring" if role == "reward_model" and trains_by_rewards else _STAGES[phase]
+            stage: LoopPhase = "scoring" if role == "reward_model" and trains_by_rewards else _STAGES[phase]
             yield _moment(config, pool, role, phase, memory + beside(stage, role))
 
 
@@ -327,7 +327,7 @@ def _moment(config: Planned, pool: _Pool, role: str, phase: Phase, memory: Memor
     return Moment(pool.name, pool.ranks, role, phase, memory + allowed)
 
 
-def _serving(config: TrainConfig, pool: _Pool, shape: ModelShape, card_bytes: int) -> Mapping[Stage, Memory]:
+def _serving(config: TrainConfig, pool: _Pool, shape: ModelShape, card_bytes: int) -> Mapping[LoopPhase, Memory]:
     """What the generation engine holds of a device in each stage."""
     if isinstance(config.generation, NativeGenerationConfig):
         own_weights = not _computes_with_the_actors(config, pool)

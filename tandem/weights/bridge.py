@@ -20,14 +20,14 @@ from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPri
 from tandem.errors import EngineError
 from tandem.regions import Region, Shard, elements, shape_of, slices_in
 from tandem.weights.delta import DeltaCache
-from tandem.weights.transfer_schedule import Held, Layout, Message, Round, all_of, layout_of, make_schedule, messages
+from tandem.weights.transfer_schedule import Held, Layout, Parcel, Round, all_of, layout_of, make_schedule, parcels
 from tandem.weights.transport import TIMEOUT, Operation, Wire, name_of, own_device, wait
 
 BUCKET_BYTES = 32 * 2**20
 """What a rank sends or receives at most in a round; it has memory for two."""
 _ALIGNMENT = 8
 _PAYLOAD, _SIZE = 0, 1
-"""Tags; with `delta` the size of each message goes before it."""
+"""Tags; with `delta` the size of each parcel goes before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,13 @@ def open_bridge(senders: int, receivers: int, host: str = "127.0.0.1", delta: bo
 class _Bundle(NamedTuple):
     """What lies in one piece of a bucket."""
 
-    message: Message
+    parcel: Parcel
     peers: tuple[int, ...]
     """Ranks of the bridge: a sender's receivers of the same content; a receiver's sender."""
 
     @property
     def nbytes(self) -> int:
-        return sum(transfer.nbytes for transfer in self.message)
+        return sum(transfer.nbytes for transfer in self.parcel)
 
     @property
     def room(self) -> int:
@@ -67,7 +67,7 @@ class _Bundle(NamedTuple):
     @property
     def itemsize(self) -> int:
         """The narrowest, in which all are a whole number of words."""
-        return self.message[-1].itemsize
+        return self.parcel[-1].itemsize
 
 
 class _End:
@@ -117,7 +117,7 @@ class Sender(_End):
         for number, bundles in enumerate(self._rounds):
             operations: list[Operation] = []
             for place, (bundle, memory) in enumerate(zip(bundles, _cut(bucket[number % 2], bundles), strict=True)):
-                reader.pack(bundle.message, memory)
+                reader.pack(bundle.parcel, memory)
                 operations += self._operations((number, place), bundle, memory)
             wait(travelling)
             travelling = self._wire.post(operations)
@@ -170,12 +170,12 @@ class Receiver(_End):
             following = self._begin(number + 1, bucket)
             arrived()
             for bundle, memory in zip(bundles, _cut(bucket[number % 2], bundles), strict=True):
-                for transfer, part in _views(bundle.message, memory, self._layout):
+                for transfer, part in _views(bundle.parcel, memory, self._layout):
                     yield transfer.name, transfer.region, part
             arrived = following
 
     def _begin(self, number: int, bucket: Sequence[Tensor]) -> Callable[[], None]:
-        """Ask for a round's messages; the function that is returned waits for them."""
+        """Ask for a round's parcels; the function that is returned waits for them."""
         if number >= len(self._rounds):
             return lambda: None
         bundles = self._rounds[number]
@@ -200,7 +200,7 @@ class Receiver(_End):
 
 
 class _Reader:
-    """Shards into messages. It keeps the values of one shard, as the next box is likely to be of the same."""
+    """Shards into parcels. It keeps the values of one shard, as the next box is likely to be of the same."""
 
     def __init__(self, shards: Sequence[Shard[Tensor]]) -> None:
         self._shards = {shard.name: shard for shard in shards}
@@ -208,8 +208,8 @@ class _Reader:
         self._name = ""
         self._values = torch.empty(0)
 
-    def pack(self, message: Message, memory: Tensor) -> None:
-        for transfer, box in _views(message, memory, self._layout):
+    def pack(self, parcel: Parcel, memory: Tensor) -> None:
+        for transfer, box in _views(parcel, memory, self._layout):
             shard = self._shards[transfer.name]
             if self._name != shard.name:
                 self._values = torch.empty(0)  # before the next are made
@@ -217,10 +217,10 @@ class _Reader:
             box.copy_(self._values[slices_in(shard.region, transfer.region)])
 
 
-def _views(message: Message, memory: Tensor, layout: Layout) -> Iterator[tuple[Any, Tensor]]:
-    """Each transfer, and its part of the message's bytes as a tensor."""
-    parts = memory.split([transfer.nbytes for transfer in message])
-    for transfer, part in zip(message, parts, strict=True):
+def _views(parcel: Parcel, memory: Tensor, layout: Layout) -> Iterator[tuple[Any, Tensor]]:
+    """Each transfer, and its part of the parcel's bytes as a tensor."""
+    parts = memory.split([transfer.nbytes for transfer in parcel])
+    for transfer, part in zip(parcel, parts, strict=True):
         dtype = getattr(torch, layout[transfer.name].dtype)
         yield transfer, part.view(dtype).view(shape_of(transfer.region))
 
@@ -235,13 +235,13 @@ def _cut(memory: Tensor, bundles: Sequence[_Bundle]) -> list[Tensor]:
 def _bundles(transfers: Round, rank: int, senders: int) -> list[_Bundle]:
     """What a rank of the bridge sends, or receives, in a round."""
     found: dict[Any, _Bundle] = {}
-    for (sender, receiver), message in messages(transfers).items():
+    for (sender, receiver), parcel in parcels(transfers).items():
         if rank == senders + receiver:
-            found[sender] = _Bundle(message, (sender,))
+            found[sender] = _Bundle(parcel, (sender,))
         elif rank == sender:
-            content = tuple((transfer.name, transfer.region) for transfer in message)
+            content = tuple((transfer.name, transfer.region) for transfer in parcel)
             before = found[content].peers if content in found else ()
-            found[content] = _Bundle(message, (*before, senders + receiver))
+            found[content] = _Bundle(parcel, (*before, senders + receiver))
     return list(found.values())
 
 

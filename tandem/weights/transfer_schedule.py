@@ -49,7 +49,7 @@ class Transfer(NamedTuple):
 
 
 Round = Sequence[Transfer]
-Message = tuple[Transfer, ...]
+Parcel = tuple[Transfer, ...]
 """Transfers of a round between two ranks, head to tail in one piece of memory. Wide types come first, so that all are
 aligned."""
 
@@ -85,7 +85,7 @@ def make_schedule(senders: Sequence[Layout], receivers: Sequence[Layout], bucket
     return rounds.made
 
 
-def messages(transfers: Iterable[Transfer]) -> dict[tuple[int, int], Message]:
+def parcels(transfers: Iterable[Transfer]) -> dict[tuple[int, int], Parcel]:
     """The transfers of a round by (sender, receiver)."""
     found: dict[tuple[int, int], list[Transfer]] = defaultdict(list)
     for transfer in transfers:

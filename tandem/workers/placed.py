@@ -1,6 +1,6 @@
 """Rows that stay with a rank for a step: they come with the first call, later calls name them.
 
-    PlacedPart --cut by cut--> Batch --method of a worker--> answer --keep--> answers for the controller
+    PlacedPart --selection by selection--> Batch --method of a worker--> answer --keep--> answers for the controller
 
 The workers of one process share them: actor, critic and reference see the same rows.
 """
@@ -34,7 +34,7 @@ class ByRow:
 
 
 @dataclass(frozen=True)  # no slots, which make pickling slow
-class Cut:
+class RowSelection:
     """Some of the placed rows: what one call of the worker's method is about, as an optimizer step."""
 
     rows: IntArray | None = None
@@ -60,7 +60,8 @@ class Cut:
 
 @dataclass(frozen=True)  # no slots, which make pickling slow
 class PlacedPart:
-    """What a rank is sent in the place of a Batch. It answers with a list: what the method answers about each cut."""
+    """What a rank is sent in the place of a Batch. It answers with a list: what the
+    method answers about each selection."""
 
     key: str
     """Of the step's batch on this rank."""
@@ -70,7 +71,7 @@ class PlacedPart:
     """The rank's rows, with the first call; `versions` has one number where those of all tokens are the same."""
     columns: Mapping[str, Column | str | None] = field(default_factory=dict[str, "Column | str | None"])
     """Token columns that have changed since the call before, of all the rank's rows; a name: the same as that one."""
-    cuts: Sequence[Cut] = (Cut(),)
+    selections: Sequence[RowSelection] = (RowSelection(),)
     """The method is called about each of them, one after the other."""
 
 
@@ -78,29 +79,29 @@ class PlacedBatches:
     """What was placed in this process, by key, until it is forgotten."""
 
     def __init__(self, goes_on: Callable[[], None] = lambda: None) -> None:
-        """`goes_on` is called between two cuts of a call: the time of each is limited, not that of all."""
+        """`goes_on` is called between two selections of a call: the time of each is limited, not that of all."""
         self._batches: dict[str, Batch] = {}
         self._goes_on = goes_on
 
     def call(
         self, part: PlacedPart, returns: Returns | tuple[Returns, ...], method: Callable[[Batch], Any]
     ) -> list[Any]:
-        """What the method answers about each of the part's cuts, without the columns that nobody waits for.
+        """What the method answers about each of the part's selections, without the columns that nobody waits for.
 
-        What it raises has a note where there are several cuts: which one it was.
+        What it raises has a note where there are several selections: which one it was.
         """
         self._update(part)
         answers: list[Any] = []
-        for number, cut in enumerate(part.cuts, 1):
+        for number, selection in enumerate(part.selections, 1):
             if answers:
                 self._goes_on()
             try:
-                answer = method(cut.of(self._batches[part.key]))
+                answer = method(selection.of(self._batches[part.key]))
             except Exception as error:
-                if len(part.cuts) > 1:
-                    error.add_note(f"in optimizer step {number} of the {len(part.cuts)} of {part.name}")
+                if len(part.selections) > 1:
+                    error.add_note(f"in optimizer step {number} of the {len(part.selections)} of {part.name}")
                 raise
-            answers.append(self._keep(part.key, cut, returns, answer))
+            answers.append(self._keep(part.key, selection, returns, answer))
         return answers
 
     def forget(self, key: str) -> None:
@@ -122,17 +123,17 @@ class PlacedBatches:
                 columns[name] = columns.get(column, getattr(held.tokens, column)) if same else column
             self._batches[part.key] = _with(held, **columns)
 
-    def _keep(self, key: str, cut: Cut, returns: Returns | tuple[Returns, ...], answer: Any) -> Any:
+    def _keep(self, key: str, selection: RowSelection, returns: Returns | tuple[Returns, ...], answer: Any) -> Any:
         if not isinstance(returns, tuple):
-            return self._keep(key, cut, (returns,), (answer,))[0]
-        names = iter(cut.fills)
+            return self._keep(key, selection, (returns,), (answer,))[0]
+        names = iter(selection.fills)
         kept: list[Any] = []
         for how, one in zip(returns, answer, strict=True):
             by_token = how is Returns.PER_TOKEN
             name = next(names, None) if by_token else None
             if name is not None:
                 self._batches[key] = _with(self._batches[key], **{name: one})
-            kept.append(None if by_token and not cut.to_controller else one)
+            kept.append(None if by_token and not selection.to_controller else one)
         return tuple(kept)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from transformers import GptOssConfig, Qwen2Config, Qwen3MoeConfig
 
-from tandem.batching.balance import Pass, balance_rows, row_costs
+from tandem.batching.balance import BalancedPass, balance_rows, row_costs
 from tandem.batching.packing import split_groups
 from tandem.models.cost import TOKENS_ALONE, RowCost, row_cost
 from tandem.types import Batch
@@ -66,7 +66,7 @@ def test_ranks_are_equally_busy_in_every_optimizer_step(epochs: int, ranks: int)
     batch = skewed_step(128)
     cuts = [rows for epoch in range(epochs) for rows in split_groups(batch, 4, epoch)]
     everything = np.arange(len(batch))
-    parts = balance_rows(batch, ranks, COST, [Pass(everything), *(Pass(rows, 3.0) for rows in cuts)])
+    parts = balance_rows(batch, ranks, COST, [BalancedPass(everything), *(BalancedPass(rows, 3.0) for rows in cuts)])
     assert np.array_equal(np.sort(np.concatenate(parts)), everything)
     assert busiest_share(batch, parts, everything, COST) < 1.05
     assert max(busiest_share(batch, parts, rows, COST) for rows in cuts) < 1.1

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tandem.algorithms import make_algorithm
-from tandem.batching.balance import Pass
+from tandem.batching.balance import BalancedPass
 from tandem.batching.packing import select_rows, token_shares
 from tandem.config.tree import TrainConfig
 from tandem.controller.assembly import Roles
@@ -113,17 +113,19 @@ def test_rows_of_the_first_epoch_stand_together_on_the_ranks(size: int) -> None:
     ranks, actor, _ = world(size)
     batch = ragged_batch(LENGTHS)
     first, second = [np.array([1, 3, 4, 7]), np.array([0, 2, 5, 6])], [np.array([0, 1, 4, 5]), np.array([2, 3, 6, 7])]
-    passes = [Pass(np.arange(8)), *(Pass(rows, 3.0) for rows in first + second)]
+    passes = [BalancedPass(np.arange(8)), *(BalancedPass(rows, 3.0) for rows in first + second)]
     with Placed(batch, passes) as placed:
         np.testing.assert_array_equal(actor.logprobs(placed.rows(fills=("old_logprobs",))).get(), expected(batch))
         learned = actor.learn_steps([placed.rows(rows) for rows in first + second], LOSS).get()
     for rows, (_, column) in zip(first + second, learned, strict=True):
         np.testing.assert_array_equal(column, expected(select_rows(batch, rows)))
     for rank in range(size):
-        held, *cuts = model(ranks, rank).seen
-        for cut in cuts:
-            np.testing.assert_array_equal(cut.tokens.old_logprobs, expected(cut))
-        shared = [np.shares_memory(held.response_ids, cut.response_ids) for cut in cuts if len(cut)]
+        held, *selections = model(ranks, rank).seen
+        for selection in selections:
+            np.testing.assert_array_equal(selection.tokens.old_logprobs, expected(selection))
+        shared = [
+            np.shares_memory(held.response_ids, selection.response_ids) for selection in selections if len(selection)
+        ]
         assert size == 1 or all(shared[:2])
 
 
@@ -159,15 +161,15 @@ def test_optimizer_steps_are_cut_by_index(size: int, by_row: bool) -> None:
 def test_one_call_makes_all_optimizer_steps(size: int) -> None:
     """Each as a call of its own would: the same rows, weights and columns, and an answer a step. The column that the
     first step's answer brings is for the controller alone."""
-    batch, cuts = ragged_batch(LENGTHS), [np.array([0, 3, 4, 7]), np.array([1, 2, 5, 6]), np.arange(8)]
+    batch, selections = ragged_batch(LENGTHS), [np.array([0, 3, 4, 7]), np.array([1, 2, 5, 6]), np.arange(8)]
     lengths = np.diff(batch.response_offsets)
     seen: list[list[list[Batch]]] = []
     for in_one_call in (True, False):
         ranks, actor, _ = world(size)
         with Placed(batch) as placed:
-            weights = [np.arange(lengths[rows].sum(), dtype=np.float32) for rows in cuts]
-            weights[1] = np.repeat(np.arange(4, dtype=np.float32), lengths[cuts[1]])
-            each = list(zip(cuts, weights, [True, False, False], strict=True))
+            weights = [np.arange(lengths[rows].sum(), dtype=np.float32) for rows in selections]
+            weights[1] = np.repeat(np.arange(4, dtype=np.float32), lengths[selections[1]])
+            each = list(zip(selections, weights, [True, False, False], strict=True))
             steps = [placed.rows(rows, weights=own, to_controller=answers) for rows, own, answers in each]
             if in_one_call:
                 learned = actor.learn_steps(steps, LOSS).get()
@@ -175,7 +177,7 @@ def test_one_call_makes_all_optimizer_steps(size: int) -> None:
             else:
                 learned = [actor.learn(rows, LOSS).get() for rows in steps]
         assert [metrics for metrics, _ in learned] == [{"loss": 1.0}] * 3
-        np.testing.assert_array_equal(learned[0][1], expected(select_rows(batch, cuts[0])))
+        np.testing.assert_array_equal(learned[0][1], expected(select_rows(batch, selections[0])))
         assert learned[1][1] is None and learned[2][1] is None
         seen.append([model(ranks, rank).seen for rank in range(size)])
     for together, apart in zip(*seen, strict=True):

@@ -16,9 +16,9 @@ from tandem.config.generation import (
 )
 from tandem.controller.assembly import turns_of
 from tandem.controller.pools import ResourcePool, Role
-from tandem.controller.timesharing import DeviceTurns, Phase, TimeSharing
+from tandem.controller.timesharing import DeviceTurns, SleepPhase, TimeSharing
 from tandem.controller.worker_groups import WorkerGroup
-from tandem.planning.phases import _ELSEWHERE, Stage
+from tandem.planning.phases import _ELSEWHERE, LoopPhase
 from tandem.workers.host import Worker
 from tandem.workers.registration import Dispatch, register
 
@@ -46,10 +46,10 @@ class Diary(Worker[list[str]]):
         self._note("returns")
 
 
-BOTH: frozenset[Phase] = frozenset(("scoring", "training"))
+BOTH: frozenset[SleepPhase] = frozenset(("scoring", "training"))
 
 
-def shared_devices(written: list[str], *models: str, engine: frozenset[Phase] = BOTH) -> TimeSharing:
+def shared_devices(written: list[str], *models: str, engine: frozenset[SleepPhase] = BOTH) -> TimeSharing:
     """`models`: those that take turns; `engine`: the phases in which it sleeps."""
     ranks = InlineCluster().spawn(ResourcePool("main", (1,)))
     rollout = WorkerGroup(ranks, "rollout", Diary, written)
@@ -115,7 +115,7 @@ def test_planning_counts_a_model_in_host_memory_in_the_stages_in_which_it_is_the
     written: list[str] = []
     devices = shared_devices(written, *ORDER)
     away, in_stage = set[str](ORDER), dict[str, set[str]]()
-    for stage, moves in zip(get_args(Stage), phases(written, devices, *STEP[:-1]), strict=True):
+    for stage, moves in zip(get_args(LoopPhase), phases(written, devices, *STEP[:-1]), strict=True):
         for name, moved in map(str.split, moves):
             if name == "weights":  # the engine is filled: what leaves afterwards was there in the stage
                 in_stage[stage] = set(away)

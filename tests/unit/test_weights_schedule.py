@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tandem.errors import EngineError
 from tandem.regions import Region, chunk, common, elements, pieces, shape_of, slices_in, whole
-from tandem.weights.transfer_schedule import Held, Layout, Round, all_of, make_schedule, messages
+from tandem.weights.transfer_schedule import Held, Layout, Round, all_of, make_schedule, parcels
 
 LAYERS, EXPERTS, HIDDEN, BUCKET = 4, 4, 12, 512
 COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head")
@@ -91,13 +91,13 @@ def apply(rounds: Sequence[Round], senders: list[Layout], receivers: list[Layout
     received = [0] * len(receivers)
     for transfers in rounds:
         sent, got = Counter[int](), Counter[int]()
-        for (sender, receiver), message in messages(transfers).items():
+        for (sender, receiver), parcel in parcels(transfers).items():
             wire = b"".join(
-                held[sender][t.name][slices_in(senders[sender][t.name].region, t.region)].tobytes() for t in message
+                held[sender][t.name][slices_in(senders[sender][t.name].region, t.region)].tobytes() for t in parcel
             )
             sent[sender] += len(wire)
             got[receiver] += len(wire)
-            for part in message:
+            for part in parcel:
                 place = slices_in(receivers[receiver][part.name].region, part.region)
                 mine, wire = wire[: part.nbytes], wire[part.nbytes :]
                 dtype = targets[receiver][part.name].dtype
