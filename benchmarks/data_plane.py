@@ -219,7 +219,8 @@ def placed_call(own: Models, batch: Batch, minibatches: int) -> Callable[[], Non
             batch.tokens.advantages, batch.tokens.returns = np.zeros((2, len(batch.response_ids)), np.float32)
             weights = [np.ones(lengths[rows].sum(), np.float32) for rows in cuts]
             steps = [
-                placed.rows(rows, weights=of_rows, answers=False) for rows, of_rows in zip(cuts, weights, strict=True)
+                placed.rows(rows, weights=of_rows, to_controller=False)
+                for rows, of_rows in zip(cuts, weights, strict=True)
             ]
             learning = own.actor.learn_steps(steps, LOSS)
             own.critic.learn_steps(steps, LOSS).get()

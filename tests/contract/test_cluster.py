@@ -114,7 +114,7 @@ def test_rows_stay_on_the_ranks(probe: WorkerGroup, ranks: Ranks) -> None:
         assert metrics == {"rows": len(rows)}
         wanted = np.isin(batch.row_of_token, rows)
         np.testing.assert_allclose(tokens, 2 * expected[wanted], rtol=1e-5)
-        assert probe.learn(placed.rows(rows, answers=False), 2.0).get()[1] is None
+        assert probe.learn(placed.rows(rows, to_controller=False), 2.0).get()[1] is None
     assert probe.total().get() == sum(range(1, ranks.size + 1)), "the ranks go on after the rows are forgotten"
 
 
