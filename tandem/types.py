@@ -385,8 +385,9 @@ class TokenColumns(Generic[Array]):
 
     rollout_logprobs: Array | None = None
     old_logprobs: Array | None = None
-    """Those of the old policy, which the ratio of the loss is to: the trainer's, by the weights before the first
-    optimizer step on this batch, or the engine's (`config/ratio.py`). None: the ratio is to the pass itself."""
+    """Those of the old policy, which the ratio of most losses is to (`LossConfig.divides_by`): the trainer's, by the
+    weights before the first optimizer step on this batch, or the engine's (`config/ratio.py`). None: those of the
+    optimizer step's own pass."""
     trainer_logprobs: Array | None = None
     """The trainer's log-probs, by the weights before the first optimizer step, once the update is done; NaN where no
     pass has told them. What the engine's are compared with."""

@@ -1,6 +1,6 @@
 """What an algorithm is: the signals it needs, scores -> advantages, log-probs -> loss. Pure tensors.
 
-Suffixes: `_B` trajectories, which are the rows here, `_T` response tokens of all rows head to tail, `_K` trained ones
+Suffixes: `_B` trajectories, which are the rows here, `_T` response tokens of all rows head to tail, `_A` trained ones
 among them, `_S` scored tokens of a micro-batch.
 """
 

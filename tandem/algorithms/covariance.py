@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 def covariances(rollouts: Rollouts, advantages_T: Tensor) -> Tensor:
-    """The covariance of each trained token, float64 `[K]`."""
+    """The covariance of each trained token, float64 `[A]`."""
     assert rollouts.policy_logprobs_T is not None
-    advantages_K = advantages_T[rollouts.mask_T].double()
-    logprobs_K = rollouts.policy_logprobs_T[rollouts.mask_T].double()
-    return (advantages_K - advantages_K.mean()) * (logprobs_K - logprobs_K.mean())
+    advantages_A = advantages_T[rollouts.mask_T].double()
+    logprobs_A = rollouts.policy_logprobs_T[rollouts.mask_T].double()
+    return (advantages_A - advantages_A.mean()) * (logprobs_A - logprobs_A.mean())
 
 
-def share_of_tokens(share: float, covariance_K: Tensor) -> int:
+def share_of_tokens(share: float, covariance_A: Tensor) -> int:
     """How many tokens a share of them is, at least one if there are any."""
-    return min(max(int(share * len(covariance_K)), 1), len(covariance_K))
+    return min(max(int(share * len(covariance_A)), 1), len(covariance_A))
 
 
 def mark_tokens(mask_T: Tensor, chosen: Tensor) -> Tensor:

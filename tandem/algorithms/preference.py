@@ -20,19 +20,19 @@ from tandem.types import Outputs, TokenColumns
 
 @dataclass(frozen=True, slots=True)
 class PairBatch:
-    """Rows alternate: chosen, rejected, chosen, …; P pairs, `[T]` as everywhere."""
+    """Rows alternate: chosen, rejected, chosen, …; D pairs, `[T]` as everywhere."""
 
     rows_T: Tensor
     mask_T: Tensor
-    margins_P: Tensor
+    margins_D: Tensor
     """By how much the chosen answer should be better, as the data says."""
     ref_logprobs_T: Tensor | None = None
-    desirable_P: Tensor | None = None
+    desirable_D: Tensor | None = None
     """KTO: which answers are good, bool; the rows alternate then between an answer and one of another row."""
 
     def by_row(self, values_T: Tensor, mean: bool = False) -> tuple[Tensor, Tensor]:
-        """Sum (or mean) over the trained tokens of the chosen and of the rejected rows, two `[P]`."""
-        rows = 2 * len(self.margins_P)
+        """Sum (or mean) over the trained tokens of the chosen and of the rejected rows, two `[D]`."""
+        rows = 2 * len(self.margins_D)
         values_B = values_T.new_zeros(rows).index_add(0, self.rows_T[self.mask_T], values_T[self.mask_T])
         if mean:
             values_B = values_B / torch.bincount(self.rows_T[self.mask_T], minlength=rows)
@@ -44,15 +44,15 @@ class PairLoss(ABC):
 
     @abstractmethod
     def compare(self, scores_T: Tensor, pairs: PairBatch) -> tuple[Tensor, Tensor]:
-        """(loss, margin) of each pair, `[P]`; the margin is how much better the chosen answer already is."""
+        """(loss, margin) of each pair, `[D]`; the margin is how much better the chosen answer already is."""
 
     def __call__(self, scores_T: Tensor, pairs: PairBatch) -> tuple[Tensor, dict[str, float]]:
         """Gradient of the loss by each token's score, float32 `[T]`; loss, margin and accuracy."""
         scores_T = scores_T.double().requires_grad_()
-        losses_P, margins_P = self.compare(scores_T, pairs)
-        (gradients_T,) = torch.autograd.grad(losses_P.mean(), scores_T)
-        means = {"loss": losses_P, "margin": margins_P, "accuracy": (margins_P > 0).double()}
-        return gradients_T.float(), {name: values_P.mean().item() for name, values_P in means.items()}
+        losses_D, margins_D = self.compare(scores_T, pairs)
+        (gradients_T,) = torch.autograd.grad(losses_D.mean(), scores_T)
+        means = {"loss": losses_D, "margin": margins_D, "accuracy": (margins_D > 0).double()}
+        return gradients_T.float(), {name: values_D.mean().item() for name, values_D in means.items()}
 
 
 class DPOLoss(PairLoss):
@@ -73,17 +73,17 @@ class DPOLoss(PairLoss):
         config = self._config
         if pairs.ref_logprobs_T is not None:
             scores_T = scores_T - pairs.ref_logprobs_T
-        chosen_P, rejected_P = pairs.by_row(scores_T, mean=config.length_normalized or config.loss != "dpo")
-        margin_P = config.beta * (chosen_P - rejected_P)
+        chosen_D, rejected_D = pairs.by_row(scores_T, mean=config.length_normalized or config.loss != "dpo")
+        margin_D = config.beta * (chosen_D - rejected_D)
         match config.loss:
             case "dpo":
                 smoothing = config.label_smoothing
-                loss_P = -(1 - smoothing) * logsigmoid(margin_P) - smoothing * logsigmoid(-margin_P)
+                loss_D = -(1 - smoothing) * logsigmoid(margin_D) - smoothing * logsigmoid(-margin_D)
             case "ipo":
-                loss_P = (chosen_P - rejected_P - 1 / (2 * config.beta)).square()
+                loss_D = (chosen_D - rejected_D - 1 / (2 * config.beta)).square()
             case _:
-                loss_P = -logsigmoid(margin_P - config.target_margin)
-        return loss_P, margin_P
+                loss_D = -logsigmoid(margin_D - config.target_margin)
+        return loss_D, margin_D
 
 
 class ORPOLoss(PairLoss):
@@ -99,11 +99,11 @@ class ORPOLoss(PairLoss):
         self._config = config
 
     def compare(self, scores_T: Tensor, pairs: PairBatch) -> tuple[Tensor, Tensor]:
-        chosen_P, rejected_P = pairs.by_row(scores_T, mean=True)
-        odds_ratio_P = _log_odds(chosen_P) - _log_odds(rejected_P)
-        tokens = (pairs.mask_T & (pairs.rows_T % 2 == 0)).sum() / len(pairs.margins_P)
-        likelihood_P = pairs.by_row(scores_T)[0] / tokens
-        return -likelihood_P - self._config.beta * logsigmoid(odds_ratio_P), odds_ratio_P
+        chosen_D, rejected_D = pairs.by_row(scores_T, mean=True)
+        odds_ratio_D = _log_odds(chosen_D) - _log_odds(rejected_D)
+        tokens = (pairs.mask_T & (pairs.rows_T % 2 == 0)).sum() / len(pairs.margins_D)
+        likelihood_D = pairs.by_row(scores_T)[0] / tokens
+        return -likelihood_D - self._config.beta * logsigmoid(odds_ratio_D), odds_ratio_D
 
 
 class KTOLoss(PairLoss):
@@ -121,13 +121,13 @@ class KTOLoss(PairLoss):
         self._config = config
 
     def compare(self, scores_T: Tensor, pairs: PairBatch) -> tuple[Tensor, Tensor]:
-        config, good_P = self._config, pairs.desirable_P
-        assert pairs.ref_logprobs_T is not None and good_P is not None
-        matched_P, mismatched_P = pairs.by_row(scores_T - pairs.ref_logprobs_T)
-        kl = mismatched_P.mean().clamp(min=0).detach()
-        margin_P = config.beta * (matched_P - kl) * torch.where(good_P, 1.0, -1.0)
-        weight_P = torch.where(good_P, config.desirable_weight, config.undesirable_weight)
-        return weight_P * (1 - margin_P.sigmoid()), margin_P
+        config, good_D = self._config, pairs.desirable_D
+        assert pairs.ref_logprobs_T is not None and good_D is not None
+        matched_D, mismatched_D = pairs.by_row(scores_T - pairs.ref_logprobs_T)
+        kl = mismatched_D.mean().clamp(min=0).detach()
+        margin_D = config.beta * (matched_D - kl) * torch.where(good_D, 1.0, -1.0)
+        weight_D = torch.where(good_D, config.desirable_weight, config.undesirable_weight)
+        return weight_D * (1 - margin_D.sigmoid()), margin_D
 
 
 def preference_loss(config: PreferenceConfig) -> PairLoss:
@@ -136,18 +136,18 @@ def preference_loss(config: PreferenceConfig) -> PairLoss:
     return kinds.get(config.loss, DPOLoss)(config)
 
 
-def _log_odds(logprobs_P: Tensor) -> Tensor:
+def _log_odds(logprobs_D: Tensor) -> Tensor:
     """log(p / (1 - p)) of log p, which is kept below 0, where it has no bound."""
-    below_P = logprobs_P.clamp(max=-1e-12)
-    return below_P - (-below_P.expm1()).log()
+    below_D = logprobs_D.clamp(max=-1e-12)
+    return below_D - (-below_D.expm1()).log()
 
 
 class BradleyTerryLoss(PairLoss):
     """-log sigmoid(r_chosen - r_rejected - margin), r a row's one score (Touvron et al. 2023, equation 2)."""
 
     def compare(self, scores_T: Tensor, pairs: PairBatch) -> tuple[Tensor, Tensor]:
-        chosen_P, rejected_P = pairs.by_row(scores_T)
-        return -logsigmoid(chosen_P - rejected_P - pairs.margins_P), chosen_P - rejected_P
+        chosen_D, rejected_D = pairs.by_row(scores_T)
+        return -logsigmoid(chosen_D - rejected_D - pairs.margins_D), chosen_D - rejected_D
 
 
 class LinearScoreLoss:

@@ -29,40 +29,40 @@ def gae(
     """
     import torch
 
-    rewards_K, values_K, rows_K = rewards_T[mask_T], values_T[mask_T], sequences_T[mask_T]
-    advantages_K = torch.empty_like(rewards_K, dtype=torch.float32)
-    returns_K = torch.empty_like(advantages_K)
-    for piece in _pieces(rows_K):
-        values = values_K[piece].double()
-        to_go = _tokens_to_go(rows_K[piece] - rows_K[piece.start])
+    rewards_A, values_A, rows_A = rewards_T[mask_T], values_T[mask_T], sequences_T[mask_T]
+    advantages_A = torch.empty_like(rewards_A, dtype=torch.float32)
+    returns_A = torch.empty_like(advantages_A)
+    for piece in _pieces(rows_A):
+        values = values_A[piece].double()
+        to_go = _tokens_to_go(rows_A[piece] - rows_A[piece.start])
         next_values = values.roll(-1).masked_fill_(to_go == 0, 0.0)
-        deltas = rewards_K[piece].double() + gamma * next_values - values
+        deltas = rewards_A[piece].double() + gamma * next_values - values
         advantages = _discounted_sums(deltas, to_go, gamma * gae_lambda)
-        advantages_K[piece] = advantages.float()
-        returns_K[piece] = (advantages + values).float()
+        advantages_A[piece] = advantages.float()
+        returns_A[piece] = (advantages + values).float()
     advantages_T, returns_T = torch.zeros(2, len(mask_T))
-    advantages_T[mask_T] = advantages_K
-    returns_T[mask_T] = returns_K
+    advantages_T[mask_T] = advantages_A
+    returns_T[mask_T] = returns_A
     return advantages_T, returns_T
 
 
-def _pieces(rows_K: Tensor, tokens: int = 1 << 20) -> list[slice]:
+def _pieces(rows_A: Tensor, tokens: int = 1 << 20) -> list[slice]:
     """Slices of whole rows, of about so many tokens: what is computed of them in float64 is of this size."""
-    numbers_K = rows_K.numpy()
-    begins: list[int] = np.unique(np.searchsorted(numbers_K, numbers_K[::tokens])).tolist()
-    return [slice(start, stop) for start, stop in pairwise([*begins, len(numbers_K)])]
+    numbers_A = rows_A.numpy()
+    begins: list[int] = np.unique(np.searchsorted(numbers_A, numbers_A[::tokens])).tolist()
+    return [slice(start, stop) for start, stop in pairwise([*begins, len(numbers_A)])]
 
 
-def _tokens_to_go(rows_K: Tensor) -> Tensor:
-    """int64 `[K]`: how many tokens of its row come after each token; `rows_K` is ascending."""
+def _tokens_to_go(rows_A: Tensor) -> Tensor:
+    """int64 `[A]`: how many tokens of its row come after each token; `rows_A` is ascending."""
     import torch
 
-    ends_B = rows_K.bincount(minlength=1).cumsum(0)
-    return ends_B[rows_K] - 1 - torch.arange(len(rows_K))
+    ends_B = rows_A.bincount(minlength=1).cumsum(0)
+    return ends_B[rows_A] - 1 - torch.arange(len(rows_A))
 
 
-def _discounted_sums(terms_K: Tensor, to_go_K: Tensor, factor: float) -> Tensor:
-    """Each term plus `factor` times the next token's sum, from the end of each row; float64 `[K]`.
+def _discounted_sums(terms_A: Tensor, to_go_A: Tensor, factor: float) -> Tensor:
+    """Each term plus `factor` times the next token's sum, from the end of each row; float64 `[A]`.
 
     All rows take a step at a time, their last tokens first. The tokens of a step lie side by side, those of the longest
     rows first, so that the rows which still go on are a slice of it: the memory is that of the tokens, however much the
@@ -70,23 +70,23 @@ def _discounted_sums(terms_K: Tensor, to_go_K: Tensor, factor: float) -> Tensor:
     """
     import torch
 
-    is_last_K = to_go_K == 0
-    row_K = is_last_K.cumsum(0) - is_last_K.long()
-    lengths_B = row_K.bincount()
+    is_last_A = to_go_A == 0
+    row_A = is_last_A.cumsum(0) - is_last_A.long()
+    lengths_B = row_A.bincount()
     place_of_row_B = torch.empty_like(lengths_B)
     place_of_row_B[lengths_B.argsort(descending=True)] = torch.arange(len(lengths_B))
-    rows_of_step = to_go_K.bincount()
+    rows_of_step = to_go_A.bincount()
     starts_of_steps = rows_of_step.cumsum(0) - rows_of_step
-    place_K = starts_of_steps[to_go_K] + place_of_row_B[row_K]
-    sums = torch.empty_like(terms_K)
-    sums[place_K] = terms_K
+    place_A = starts_of_steps[to_go_A] + place_of_row_B[row_A]
+    sums = torch.empty_like(terms_A)
+    sums[place_A] = terms_A
     by_step, before = sums.numpy(), 0
     starts = starts_of_steps.numpy()[1:].tolist()
     counts = rows_of_step.numpy()[1:].tolist()
     for start, rows in zip(starts, counts, strict=True):
         by_step[start : start + rows] += factor * by_step[before : before + rows]
         before = start
-    return sums[place_K]
+    return sums[place_A]
 
 
 def discounted_returns(rewards_T: Tensor, mask_T: Tensor, sequences_T: Tensor, gamma: float) -> Tensor:
@@ -97,21 +97,21 @@ def discounted_returns(rewards_T: Tensor, mask_T: Tensor, sequences_T: Tensor, g
     return returns_T
 
 
-def places_in_rows(rows_K: Tensor) -> Tensor:
-    """How many tokens of its row come before each token; `rows_K` is ascending."""
+def places_in_rows(rows_A: Tensor) -> Tensor:
+    """How many tokens of its row come before each token; `rows_A` is ascending."""
     import torch
 
-    lengths_B = rows_K.bincount(minlength=1)
+    lengths_B = rows_A.bincount(minlength=1)
     starts_B = lengths_B.cumsum(0) - lengths_B
-    return torch.arange(len(rows_K)) - starts_B[rows_K]
+    return torch.arange(len(rows_A)) - starts_B[rows_A]
 
 
 def masked_whiten(values_T: Tensor, mask_T: Tensor) -> Tensor:
     """The values with mean 0 and standard deviation 1 (n - 1 in the denominator) over the mask."""
     import torch
 
-    values_K = values_T[mask_T].double()
+    values_A = values_T[mask_T].double()
     whitened_T = torch.zeros(len(mask_T))
-    if len(values_K) > 1:
-        whitened_T[mask_T] = ((values_K - values_K.mean()) * (values_K.var() + 1e-8).rsqrt()).float()
+    if len(values_A) > 1:
+        whitened_T[mask_T] = ((values_A - values_A.mean()) * (values_A.var() + 1e-8).rsqrt()).float()
     return whitened_T

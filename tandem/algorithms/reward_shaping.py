@@ -55,11 +55,11 @@ def earned_so_far(turn_rewards_T: Tensor, mask_T: Tensor, rows_T: Tensor) -> Ten
     token is its last; branches one after another. float64 `[T]`, 0 outside the mask."""
     import torch
 
-    rows_K, rewards_K = rows_T[mask_T], turn_rewards_T[mask_T].double()
-    total_K = rewards_K.cumsum(0)
-    starts_K = torch.searchsorted(rows_K, rows_K)
+    rows_A, rewards_A = rows_T[mask_T], turn_rewards_T[mask_T].double()
+    total_A = rewards_A.cumsum(0)
+    starts_A = torch.searchsorted(rows_A, rows_A)
     earned_T = torch.zeros(len(mask_T), dtype=torch.float64)
-    earned_T[mask_T] = total_K - (total_K - rewards_K)[starts_K]
+    earned_T[mask_T] = total_A - (total_A - rewards_A)[starts_A]
     return earned_T
 
 
@@ -70,7 +70,7 @@ def reward_at_last_token(rewards_B: Tensor, mask_T: Tensor, rows_T: Tensor, sequ
     """
     import torch
 
-    tokens_K = mask_T.nonzero().squeeze(1)
-    sequences_K = sequences_T[tokens_K]
-    last_of_sequence_K = torch.searchsorted(sequences_K, sequences_K, right=True) - 1
-    return torch.zeros(len(mask_T)).index_put((tokens_K[last_of_sequence_K],), rewards_B[rows_T[tokens_K]])
+    tokens_A = mask_T.nonzero().squeeze(1)
+    sequences_A = sequences_T[tokens_A]
+    last_of_sequence_A = torch.searchsorted(sequences_A, sequences_A, right=True) - 1
+    return torch.zeros(len(mask_T)).index_put((tokens_A[last_of_sequence_A],), rewards_B[rows_T[tokens_A]])

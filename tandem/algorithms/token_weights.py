@@ -17,15 +17,15 @@ def token_weights(aggregation: Aggregation, mask_T: Tensor, rows_T: Tensor, max_
     """
     import torch
 
-    rows_K = rows_T[mask_T]
-    tokens_B = rows_K.bincount(minlength=1)
+    rows_A = rows_T[mask_T]
+    tokens_B = rows_A.bincount(minlength=1)
     sequences = tokens_B.count_nonzero()
-    divisor_K = {
+    divisor_A = {
         "token_mean": tokens_B.sum(),  # DAPO (Yu et al. 2025)
         "sequence_mean_token_sum": sequences,  # the policy gradient as in REINFORCE
-        "sequence_mean_token_mean": sequences * tokens_B[rows_K],  # GRPO (Shao et al. 2024)
+        "sequence_mean_token_mean": sequences * tokens_B[rows_A],  # GRPO (Shao et al. 2024)
         "fixed_length": sequences * max_response_tokens,  # Dr. GRPO (Liu et al. 2025)
     }[aggregation]
     weights_T = torch.zeros(len(mask_T))
-    weights_T[mask_T] = (1 / divisor_K.double()).float()
+    weights_T[mask_T] = (1 / divisor_A.double()).float()
     return weights_T

@@ -1,4 +1,4 @@
-"""What a process of the local cluster runs: a WorkerHost that does what comes over a channel (`channel.py`).
+"""What a process of the local cluster runs: a WorkerHost that does what comes over a channel (`rank_rpc.py`).
 
 The first answer is to no call: the process is up. The end of the controller ends it, too: the kernel kills us and
 whatever we started.

@@ -1,7 +1,7 @@
 """Calls to a process on the controller's machine: both ends of its pipes, with what is called in shared memory.
 
-    Channel.request --(worker's name, slot, free)--> Server.serve --> WorkerHost
-    Channel.receive <---(slot, failed, free)-------- Server.answer,  and before that None while a call gets on
+    RankClient.request --(worker's name, slot, free)--> RankServer.serve --> WorkerHost
+    RankClient.receive <---(slot, failed, free)-------- RankServer.answer,  and before that None while a call gets on
 
 In the slots of shared memory lie the call and what it returned or raised; `free` are slots of the other side that this
 one needs no more. None ends the server.

@@ -2,7 +2,7 @@
 
     controller --each group's arguments--> object store --fetched by its node, zero-copy--> actor --> WorkerHost.call
                <-------- Future <--------- object store <------------------ answer ------------------
-               <--- channel: pipes and shared memory (`channel.py`) ---> actors on its node, in one call, `serve`
+               <--- channel: pipes and shared memory (`rank_rpc.py`) ---> actors on its node, in one call, `serve`
 
 A call of an actor takes Ray milliseconds, and so does an object of some megabytes: an actor that can open the
 controller's files is told of calls through them. A second thread of each actor reports the stack of the first one, and

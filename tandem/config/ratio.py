@@ -1,4 +1,4 @@
-"""What the ratio of the policy loss is to, and which of the trainer's passes tells its log-probs of before the step.
+"""Which log-probs losses are given as the old policy's, and which pass tells the trainer's of before the step.
 
     anchor      where                                               the trainer's log-probs
     engine      rollout_correction.skip_old_logprobs, or by default of the first optimizer step's own pass
@@ -8,6 +8,9 @@
 
 While the policy rests it has no optimizer step: the engine's stay alone, and elsewhere the pass before the update is
 made. Decoupled PPO (Hilton et al. 2022) calls the trainer's policy of before the step proximal, the engine's behaviour.
+
+What a loss's ratio is to is the loss's own (`LossConfig.divides_by`): mostly these log-probs, but dppo divides by the
+engine's whatever the anchor, and reinforce by nothing.
 """
 
 from __future__ import annotations
@@ -59,7 +62,7 @@ def ratio_plan(
 
 
 def anchored_at_engine(algorithm: PolicyGradientConfig, max_staleness: int) -> bool:
-    """The ratio is to the policy that drew each token, whatever its version: `skip_old_logprobs`, or its default."""
+    """The policy that drew each token, whatever its version, is the old one: `skip_old_logprobs`, or its default."""
     correction = algorithm.rollout_correction
     if correction.skip_old_logprobs is None:
         return max_staleness > 0 and correction.type == "none"

@@ -4,8 +4,8 @@
       ^               |
       +---------------+ dropped (dynamic sampling): one more draw
 
-Draw n is the n-th prompt in the order of the epochs; its row and seeds are functions of n. With P groups a step,
-weights of version v served and k the most staleness:
+Draw n is the n-th prompt that the sampler gives; its seeds are functions of n, and with the sampler `epochs` its row,
+too. With P groups a step, weights of version v served and k the most staleness:
 
     admitted   draw n, when n - dropped < (v + 1 + k) * P
     trained    the next P kept groups in the order of draws, waiting for them; nothing else
@@ -13,7 +13,8 @@ weights of version v served and k the most staleness:
 So the group at place m of those that are kept has m <= n - dropped < (v + 1 + k) * P. It is trained by the weights of
 version m // P <= v + k, and its tokens were made by v or later: no token is staler than k, and nothing is ever dropped
 for its age. When a step waits for groups, its draws have been admitted, and every answer ends, so nothing waits for
-ever. The state of a run is one number, the cursor: draws before it are trained or dropped.
+ever. What a checkpoint needs of this is one number, the cursor: draws before it are trained or dropped; and where the
+run does not depend on time, the draws beyond it that are answered, which are all that were admitted.
 tests/unit/test_controller_admission.py looks for a run in which some of this does not hold.
 """
 

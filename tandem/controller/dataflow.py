@@ -183,9 +183,9 @@ def describe_batch(batch: Batch, config: TrainConfig, version: int) -> StepMetri
 
 def _mixed_share(batch: Batch) -> float:
     """The share of the trained trajectories whose trained tokens are of more than one version."""
-    rows_K, versions_K = batch.trajectory_of_token[batch.loss_mask], batch.versions[batch.loss_mask]
-    _, starts = np.unique(rows_K, return_index=True)
-    return float((np.maximum.reduceat(versions_K, starts) > np.minimum.reduceat(versions_K, starts)).mean())
+    rows_A, versions_A = batch.trajectory_of_token[batch.loss_mask], batch.versions[batch.loss_mask]
+    _, starts = np.unique(rows_A, return_index=True)
+    return float((np.maximum.reduceat(versions_A, starts) > np.minimum.reduceat(versions_A, starts)).mean())
 
 
 def _check_staleness(batch: Batch, max_staleness: int, version: int) -> None:

@@ -45,7 +45,7 @@ class PlacedStep(Placed):
         super().__init__(batch, passes, f"training step {step}")
         self.step = step
         self.ratio = ratio
-        """What the loss's ratio is to in this step."""
+        """Which log-probs are the old policy's in this step."""
         self.epochs = epochs
         """The rows of each optimizer step, by epoch."""
         self.left_out_B = left_out_B

@@ -1,4 +1,4 @@
-"""Runs a launch script where nothing can happen: a program of the sandbox, of the standard library alone (shell.py).
+"""Runs a launch script where nothing can happen: a program of the sandbox, of the standard library alone (`shell.py`).
 
 A shell runs the script. Programs that work on text, files and dates run as well; in the place of all others stands one
 that writes down the words it was started with. Each run gives these other answers, which shows what depends on them.

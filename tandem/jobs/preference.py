@@ -47,7 +47,7 @@ class ComparingJob(SupervisedJob[Item, Model]):
 
     @abstractmethod
     def facts_of(self, rows: Sequence[Item]) -> dict[str, torch.Tensor]:
-        """What the data says of each pair: the fields of PairBatch that end in `_P`."""
+        """What the data says of each pair: the fields of PairBatch that end in `_D`."""
 
     def learn(self, rows: Sequence[Item]) -> tuple[Batch, StepMetrics]:
         batch, gradients_T, metrics = self._compare(rows)
@@ -106,7 +106,7 @@ class DpoJob(PolicyJob[Preference]):
         return pairs_to_batch(rows)
 
     def facts_of(self, rows: Sequence[Preference]) -> dict[str, torch.Tensor]:
-        return {"margins_P": _margins(rows)}
+        return {"margins_D": _margins(rows)}
 
 
 class KtoJob(PolicyJob[RatedAnswer]):
@@ -116,8 +116,8 @@ class KtoJob(PolicyJob[RatedAnswer]):
         return rated_to_batch(rows, self._config.data.max_tokens)
 
     def facts_of(self, rows: Sequence[RatedAnswer]) -> dict[str, torch.Tensor]:
-        desirable_P = torch.tensor([row.desirable for row in rows])
-        return {"margins_P": torch.zeros(len(rows)), "desirable_P": desirable_P}
+        desirable_D = torch.tensor([row.desirable for row in rows])
+        return {"margins_D": torch.zeros(len(rows)), "desirable_D": desirable_D}
 
 
 class RewardModelJob(ComparingJob[Preference, Critic]):
@@ -136,7 +136,7 @@ class RewardModelJob(ComparingJob[Preference, Critic]):
         return pairs_to_batch(ends)
 
     def facts_of(self, rows: Sequence[Preference]) -> dict[str, torch.Tensor]:
-        return {"margins_P": _margins(rows)}
+        return {"margins_D": _margins(rows)}
 
     def scores(self, batch: Batch) -> FloatArray:
         """The value after each answer's last token."""

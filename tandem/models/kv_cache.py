@@ -1,6 +1,7 @@
 """Keys and values of the rows that are being generated, and the attention plans that fill and read them.
 
-Suffixes: `_N` tokens of one forward pass, `_B` rows; a row lives in a *slot* of the cache, live rows in the first ones.
+Suffixes: `_N` tokens of one forward pass, `_B` rows, `_L` places of a row, `_M` tokens that are written, in as many
+places as rows have them; a row lives in a *slot* of the cache, live rows in the first ones.
 """
 
 import sys
@@ -231,14 +232,13 @@ class Extend:
 class Decode:
     """The plan for one new token in each of the first B slots."""
 
-    def __init__(self, cache: KVCache, position_N: Tensor, shortest: int, longest: int) -> None:
-        """`position_N` int64 `[B]`: where in its row the new token stands; the tokens before it are in the cache.
+    def __init__(self, cache: KVCache, position_B: Tensor, shortest: int, longest: int) -> None:
+        """`position_B` int64 `[B]`: where in its row the new token stands; the tokens before it are in the cache.
 
         `shortest`, `longest`: bounds of the rows' lengths, the new token included.
         """
         self._cache = cache
-        self.position_N = position_N
-        self._position_B = position_N
+        self.position_N = self._position_B = position_B
         self._shared: tuple[Tensor, Tensor] | None = None
         self._shortest, self._longest = shortest, longest
         self._end = _rounded(longest)
@@ -272,9 +272,8 @@ class Decode:
         """As `attend`, `[N, heads * head_dim]`, for queries, keys and values side by side:
         `[N, heads + 2 kv_heads, head_dim]`."""
         rows, heads, head_dim = packed_N.shape
-        query_N, made_B = packed_N.split_with_sizes((heads - 2 * kv_heads, 2 * kv_heads), 1)
-        if self._shared:
-            made_B = made_B.index_select(0, self._shared[1])
+        query_N, made_N = packed_N.split_with_sizes((heads - 2 * kv_heads, 2 * kv_heads), 1)
+        made_B = made_N.index_select(0, self._shared[1]) if self._shared else made_N
         slots = made_B.shape[0]
         made_B = made_B.view(slots, 2, kv_heads, head_dim)
         together = self._cache.together(layer, kv_heads, packed_N)

@@ -110,7 +110,7 @@ def _smolvlm(processor: Any, pixels: Pixels) -> Tensor:
 
 
 def _tiles(pixels: Pixels, side: int) -> list[Pixels]:
-    """Of a picture as `layouts/tiles.py` stores it."""
+    """Of a picture as `pictures/layouts/tiles.py` stores it."""
     down, across = pixels.shape[0] // side, pixels.shape[1] // side
     if (down, across) == (1, 1):
         return [pixels]

@@ -263,7 +263,7 @@ def _serving(config: TrainConfig) -> Serving:
 
 
 def _memory_of(config: TrainConfig, training: Training) -> MemoryOf:
-    """What `roles.py` says of a role, on other numbers of GPUs, or less: what is listed is counted by `roles.py`."""
+    """What `phases.py` says of a role, on other numbers of GPUs, or less: what is listed is counted by `phases.py`."""
 
     def memory_of(role: str, model: PlannedRole, layout: ParallelDims) -> tuple[int, int]:
         if not isinstance(training, FsdpTrainingConfig):

@@ -1,4 +1,4 @@
-"""The program that tests a solution inside a sandbox: sent there as text, behind `wire.py` and `proxies.py`.
+"""The program that tests a solution inside a sandbox: sent there as text, behind `json_values.py` and `proxies.py`.
 
 Each test has two fresh processes: one runs the solution, the other the test, which reaches the solution over a socket
 (`proxies.py`). This process starts both, and alone hears from the test's whether it ended well.

@@ -8,7 +8,7 @@
 What the solution's process sends is data and never code, and its objects do not see what they are compared with: a
 `RemoteObject` compares and reckons with a value of the test as the data that it holds, or not at all.
 
-This file is sent into the sandbox as text, behind `wire.py`.
+This file is sent into the sandbox as text, behind `json_values.py`.
 """
 
 import builtins

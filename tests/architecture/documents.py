@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +26,8 @@ class Mention:
     place: str
     """`docs/engines.md:12`."""
     text: str
+    under: tuple[Path, ...] = ()
+    """The folders that the list item or the row of a table begins with: "- `planning/`: …"."""
 
 
 @dataclass
@@ -47,18 +52,39 @@ class Document:
 def read_markdown(path: Path, text: str) -> Document:
     document = Document(path)
     heading = False
+    spoken_of: list[tuple[Path, ...] | None] = []  # of each open item or row: its folders, once its beginning is read
     for token in MarkdownIt("commonmark").enable("table").parse(text):
         line = token.map[0] + 1 if token.map else 0
         if token.type == "heading_open":
             heading = True
+        elif token.type in ("list_item_open", "tr_open"):
+            spoken_of.append(None)
+        elif token.type in ("list_item_close", "tr_close"):
+            spoken_of.pop()
         elif token.type in ("fence", "code_block"):
             _read_block(document, token, line + (token.type == "fence"))
         elif token.type == "inline":
             if heading:
                 document.anchors.add(anchor(token))
             heading = False
-            _read_inline(document, token, line)
+            if spoken_of and spoken_of[-1] is None:
+                spoken_of[-1] = _folders_at_the_start(token)
+            _read_inline(document, token, line, next(filter(None, reversed(spoken_of)), ()))
     return document
+
+
+def read_source(path: Path, text: str) -> Document:
+    """A file of the package: what its comments and docstrings write as code. It is about the folder it is in."""
+    said: list[tuple[int, str]] = []
+    if re.search(r"#.*`", text):
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        said += [(token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            said += [(line, part) for line, part in enumerate(node.value.value.splitlines(), node.lineno)]
+    under = (path.parent.relative_to(ROOT),)
+    pieces = [(line, piece) for line, part in sorted(said) for piece in re.findall(r"`([^`]+)`", part)]
+    return Document(path, words=[Mention(_place(path, line), piece, under) for line, piece in pieces])
 
 
 def read_plain(path: Path, text: str) -> Document:
@@ -74,13 +100,25 @@ def anchor(heading: Token) -> str:
     return re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
 
 
-def _read_inline(document: Document, inline: Token, line: int) -> None:
+def _folders_at_the_start(inline: Token) -> tuple[Path, ...]:
+    """The folders of the repository in "`a/`: …", "`a/` and `b/`: …"."""
+    found: list[Path] = []
+    for child in inline.children or []:
+        if child.type == "code_inline" and child.content.endswith("/"):
+            places = (Path(child.content), Path("tandem", child.content))
+            found += [place for place in places if (ROOT / place).is_dir()][:1]
+        elif child.type != "text" or child.content.strip() not in ("", ",", "and", "or"):
+            break
+    return tuple(found)
+
+
+def _read_inline(document: Document, inline: Token, line: int, under: tuple[Path, ...]) -> None:
     for child in inline.children or []:
         if child.type == "softbreak":
             line += 1
         place = _place(document.path, line)
         if child.type == "code_inline":
-            document.words.append(Mention(place, child.content))
+            document.words.append(Mention(place, child.content, under))
         target = str(child.attrs.get("href", child.attrs.get("src", "")))
         if target and "://" not in target:
             document.links.append(Mention(place, target))

@@ -51,6 +51,24 @@ def words() -> frozenset[str]:
 
 
 @cache
+def written() -> frozenset[str]:
+    """Every name in the strings of programs, and in scripts and recipes; comments and docstrings are left out."""
+    texts = [text for path in files() if path.parent != Path("tests/architecture") for text in _texts(path)]
+    return frozenset(re.findall(r"[\w.-]+", "\n".join(texts)))
+
+
+def _texts(path: Path) -> Iterator[str]:
+    if path.suffix == ".py":
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
+                yield node.value
+    elif path.suffix not in (".md", ".svg"):
+        yield re.sub(r"(?m)^\s*#.*", "", (ROOT / path).read_text(encoding="utf-8", errors="ignore"))
+
+
+@cache
 def definitions(path: Path) -> frozenset[str]:
     """`function`, `Class`, `Class.method`, `Class.attribute`, `NAME` of a Python file; inherited ones are not there."""
     return frozenset(_defined(ast.parse((ROOT / path).read_text(encoding="utf-8")).body))

@@ -7,6 +7,7 @@ import importlib
 import re
 import shlex
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,32 +20,42 @@ from tests.conftest import ROOT
 OF_OTHERS = {
     *("model.generate", "core_algos.py", "handle_zero_tail", "no_new_privs", "ServerArgs"),
     *("--node-ip-address", "--requeue"),
+    *("hardware/gpu.py", "hardware_spec.md", "openenv/core/env_server/http_server.py", "utils/flops_counter.py"),
 }
 """Names of other projects that look like ours."""
+OF_READERS = {"median.py", "path/to/file.py"}
+"""Files that a document has its reader write."""
 FILE_TYPES = {"py", "md", "yaml", "json", "jsonl", "parquet", "html", "safetensors", "sh", "gz", "svg"}
+Folders = tuple[Path, ...]
 CONFIGURED = ("train", "sft", "dpo", "reward-model", "eval", "check")
 """The commands that take a configuration and overrides."""
 
 
-def check_inline(text: str) -> Iterator[str]:
-    """A piece of inline code."""
+def check_inline(text: str, under: Folders = ()) -> Iterator[str]:
+    """A piece of inline code. `under`: the folders that its list item or row of a table begins with."""
     if isinstance(settings := _settings(text), dict):
         yield from check_settings(settings)
     elif " " in text:
         yield from check_command(text)
     else:
-        yield from check_name(text.removesuffix("()"))
+        yield from check_name(text.removesuffix("()"), under)
 
 
-def check_name(text: str) -> Iterator[str]:
+def check_file(text: str, under: Folders) -> Iterator[str]:
+    """A piece of code in a comment or a docstring of the package: only files and folders are looked for."""
+    if " " not in text and (text.endswith("/") or _has_file_type(text.partition(":")[0])):
+        yield from check_name(text, under)
+
+
+def check_name(text: str, under: Folders = ()) -> Iterator[str]:
     """A word without spaces: the first kind that it has the form of decides."""
     kinds = (
         (_is_of_others, lambda _: iter(())),
         (re.compile(r"--[a-z][a-z-]+(=.*)?").fullmatch, _check_option),
         (re.compile(r"[\w./-]+:[A-Za-z_][\w.]*").fullmatch, _check_reference),
-        (_is_path, _check_path),
+        (_is_path, partial(_check_path, under=under)),
         (_is_metric_like, _check_metric),
-        (_is_file_name, _check_file_name),
+        (_is_file_name, partial(_check_file_name, under=under)),
         (_is_key_like, _check_key),
         (re.compile(r"[A-Za-z_]\w*(\.\w+)+").fullmatch, _check_dotted),
         (re.compile(r"[A-Za-z0-9]+(_[A-Za-z0-9]+)+|[A-Z][a-z0-9]+([A-Z]\w*)+").fullmatch, _check_word),
@@ -53,7 +64,7 @@ def check_name(text: str) -> Iterator[str]:
 
 
 def _is_of_others(text: str) -> bool:
-    return text.partition("=")[0] in OF_OTHERS or "://" in text
+    return text.partition("=")[0] in OF_OTHERS or text.partition(":")[0] in OF_READERS or "://" in text
 
 
 def _check_option(text: str) -> Iterator[str]:
@@ -68,35 +79,40 @@ def _check_reference(text: str) -> Iterator[str]:
     homes = [path for path in existing.files() if path.suffix == ".py" and _is_called(path, place)]
     if homes and not any(name in existing.definitions(path) for path in homes):
         yield f"{place} defines no {name}"
-    elif not homes and (place.startswith("tandem.") or place.split("/")[0] in existing.FOLDERS):
+    elif not homes and (place.startswith("tandem.") or place.split("/")[0] in _own_folders()):
         yield f"no file {place}"
 
 
 def _is_called(path: Path, place: str) -> bool:
     if place.endswith(".py"):
-        return str(path) == place
+        return path in (Path(place), Path("tandem", place))
     return ".".join(path.with_suffix("").parts) == place or ("." not in place and path.stem == place)
 
 
 def _is_path(text: str) -> bool:
-    """It begins with a folder of the repository, ends as a folder does, or is a program in a folder of the package."""
+    """It begins with a folder of the repository, ends as a folder does, or is a program in some folder."""
     first, slash, rest = text.partition("/")
     if not slash or not first:
         return False
-    in_package = text.endswith(".py") and Path("tandem", first) in existing.folders()
-    return first in existing.FOLDERS or in_package or (rest == "" and re.fullmatch(r"[\w.]+", first) is not None)
+    return first in existing.FOLDERS or text.endswith(".py") or (rest == "" and bool(re.fullmatch(r"[\w.]+", first)))
 
 
-def _check_path(text: str) -> Iterator[str]:
+def _own_folders() -> set[str]:
+    """Those that a path may begin with, at the root or inside the package."""
+    return {*existing.FOLDERS, *(path.name for path in existing.folders() if path.parent == Path("tandem"))}
+
+
+def _check_path(text: str, under: Folders = ()) -> Iterator[str]:
     """A file, a folder or a pattern, from the root or inside the package; `{a,b}` stands for both.
 
-    A folder may also be one that runs make: then its name stands in the code.
+    A folder may also be one in the folders spoken of, or one that runs make: then the code writes its name.
     """
+    bases = [ROOT, ROOT / "tandem", *(ROOT / folder for folder in under)]
     choices = [part[1:-1].split(",") if part[:1] == "{" else [part] for part in re.split(r"(\{[^}]*\})", text)]
     for path in map("".join, product(*choices)):
         pattern = re.sub(r"<\w+>", "*", path.rstrip("/"))
-        made_by_runs = path.endswith("/") and pattern in existing.words()
-        if not made_by_runs and not any(next(iter(base.glob(pattern)), None) for base in (ROOT, ROOT / "tandem")):
+        made_by_runs = path.endswith("/") and pattern in existing.written()
+        if not made_by_runs and not any(next(iter(base.glob(pattern)), None) for base in bases):
             yield f"no file {path}"
 
 
@@ -114,16 +130,21 @@ def _is_file_name(text: str) -> bool:
     return "/" not in text and _has_file_type(text)
 
 
-def _check_file_name(text: str) -> Iterator[str]:
-    """Of a file somewhere in the repository, or of one that the code writes."""
-    if text not in existing.code() and not any(path.name == text for path in existing.files()):
-        yield f"no file {text}"
+def _check_file_name(text: str, under: Folders = ()) -> Iterator[str]:
+    """Of a file of the repository, in the folders spoken of or below them; or of one, no program, that the code writes.
+
+    A name that stands somewhere in the code is not enough: it may be part of a longer one, or of a stale comment.
+    """
+    places = [path.parent for path in existing.files() if path.name == text]
+    inside = [place for place in places for folder in under if place.is_relative_to(folder)]
+    if not (inside if under else places) and (text.endswith(".py") or text not in existing.written()):
+        yield f"no file {text}" + (f" in {' or '.join(map(str, under))}" if under else "")
 
 
 def _has_file_type(text: str) -> bool:
     """Its ending is that of a file; a name in capitals stands for one of the reader's (`CONFIG.yaml`)."""
     name, _, ending = text.rpartition(".")
-    return ending in FILE_TYPES and not (Path(name).name.isupper() and ending != "md")
+    return name != "" and ending in FILE_TYPES and not (Path(name).name.isupper() and ending != "md")
 
 
 def _is_key_like(text: str) -> bool:

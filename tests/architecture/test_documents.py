@@ -1,6 +1,6 @@
 """What documents name exists: files, links, functions, configuration keys, metrics, commands and their options.
 
-Read are README, CONTRIBUTING, docs/, recipes/ and examples/.
+Read are README, CONTRIBUTING, docs/, recipes/ and examples/; and of the package the files that comments name.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import ast
 from pathlib import Path
 
 import pytest
-from documents import Document, read_markdown, read_plain
-from named import check_command, check_inline, check_python, check_yaml
+from documents import Document, read_markdown, read_plain, read_source
+from named import check_command, check_file, check_inline, check_python, check_yaml
 
 from tests.conftest import ROOT
 
@@ -31,13 +31,11 @@ def read(path: Path) -> Document:
 
 def problems(document: Document) -> list[str]:
     """What is wrong, each with its place."""
-    checks = (
-        (document.words, check_inline),
-        (document.lines, check_command),
-        (document.yaml, check_yaml),
-        (document.python, check_python),
-    )
-    found = [f"{one.place}: {problem}" for mentions, check in checks for one in mentions for problem in check(one.text)]
+    found = [f"{one.place}: {problem}" for one in document.words for problem in check_inline(one.text, one.under)]
+    checks = ((document.lines, check_command), (document.yaml, check_yaml), (document.python, check_python))
+    found += [
+        f"{one.place}: {problem}" for mentions, check in checks for one in mentions for problem in check(one.text)
+    ]
     return found + [f"{link.place}: {problem}" for link in document.links if (problem := broken(document, link.text))]
 
 
@@ -57,6 +55,15 @@ def test_what_a_document_names_exists(path: Path) -> None:
     assert problems(read(path)) == []
 
 
+def files_named(document: Document) -> list[str]:
+    return [f"{one.place}: {problem}" for one in document.words for problem in check_file(one.text, one.under)]
+
+
+def test_a_file_that_a_comment_of_the_package_names_is_beside_it() -> None:
+    sources = sorted((ROOT / "tandem").rglob("*.py"))
+    assert [problem for path in sources for problem in files_named(read_source(path, path.read_text("utf-8")))] == []
+
+
 FAULTS = {
     "`trainer.save_often`": "no configuration key trainer.save_often",
     "`generation.sleep: weights`, `training.shards: 8`": "training.shards",
@@ -72,7 +79,13 @@ FAULTS = {
     "`generation/vlm.py`": "no file generation/vlm.py",
     "`optimizing/`": "no file optimizing/",
     "`vlm.py`": "no file vlm.py",
+    "`memory.py`": "no file memory.py",
+    "`optimizing/memory.py`": "no file optimizing/memory.py",
+    "- `planning/`: `mends.py` and `admission.py`": "no file admission.py in tandem/planning",
+    "- `docs/` and `planning/`:\n  - more, `admission.py`": "no file admission.py in docs or tandem/planning",
+    "| a | b |\n| --- | --- |\n| `planning/` | `roles.py` |": "no file roles.py in tandem/planning",
     "`tandem/types.py:Ask`": "tandem/types.py defines no Ask",
+    "`generation/types.py:Ask`": "no file generation/types.py",
     "`tandem.types:Ask`": "tandem.types defines no Ask",
     "`gsm8k:strictest`": "gsm8k defines no strictest",
     "`tandem.types.Ask`": "nothing is called tandem.types.Ask",
@@ -117,8 +130,30 @@ SOUND = """# A page, with `code`
 
     tandem train CONFIG.yaml --debug-rollout 'algorithm.type=grpo' && python examples/sort4/make.py --out DIR
     loss = -A * min(r, clip(r))                 # some formula
+
+- `planning/` and `cluster/`: `mends.py`, `ray.py`, and below `trace/` and `pretend.py`; `config.json`.
+- `fixes.py`
 """
 
 
 def test_what_exists_or_is_not_ours_is_left_alone() -> None:
     assert problems(read_markdown(ROOT / "page.md", SOUND)) == []
+
+
+COMMENTED = '''"""Beside it `mends.py`, below `trace/` and `pretend.py`, elsewhere `types.py`
+and `controller/admission.py`; `admission.py`.
+"""
+
+LIMIT = 3  # as `wire.py` has it, `x.y` and `config.json`
+"""Of `planning/memory.py:Memory`."""
+'''
+
+
+def test_a_stale_name_in_a_comment_is_found() -> None:
+    path = ROOT / "tandem/planning/page.py"
+    assert files_named(read_source(path, COMMENTED)) == [
+        "tandem/planning/page.py:1: no file types.py in tandem/planning",
+        "tandem/planning/page.py:2: no file admission.py in tandem/planning",
+        "tandem/planning/page.py:5: no file wire.py in tandem/planning",
+        "tandem/planning/page.py:6: no file planning/memory.py",
+    ]

@@ -96,10 +96,9 @@ def test_imports_go_one_way_and_stages_meet_only_in_types(path: Path) -> None:
 
 def test_planning_runs_nothing_but_in_its_trace() -> None:
     for path in (PACKAGE / "planning").glob("*.py"):
-        if path.name != "trace.py":
-            parts = {name.split(".")[1] for name in imports_of(path) if name.startswith("tandem.")}
-            own = {"planning", "tracking", "algorithms"}  # what runs have measured; which signals a step needs
-            assert all(part in own or LAYERS[part] == FOUNDATION for part in parts), path
+        parts = {name.split(".")[1] for name in imports_of(path) if name.startswith("tandem.")}
+        own = {"planning", "tracking", "algorithms"}  # what runs have measured; which signals a step needs
+        assert all(part in own or LAYERS[part] == FOUNDATION for part in parts), path
 
 
 def test_each_heavy_package_has_one_owner() -> None:

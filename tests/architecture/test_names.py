@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
+from collections.abc import Iterator
 
 from tests.conftest import ROOT
 
@@ -42,3 +44,28 @@ def test_a_file_name_stands_once_but_where_it_is_one_subject() -> None:
         places[path.stem].append(str(path.relative_to(ROOT)))
     twice = {name: found for name, found in places.items() if len(found) > 1}
     assert set(twice) == CONVENTIONS | ONE_SUBJECT | ONE_A_BACKEND | OF_THEIR_FOLDER, twice
+
+
+OF_PEFT = {"lora_A", "lora_B"}
+
+
+def names_in(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.arg | ast.keyword):
+            yield node.arg or ""
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+
+
+def test_the_axes_in_names_are_those_of_the_table() -> None:
+    """In CONTRIBUTING.md, which has the meaning of each."""
+    table = re.findall(r"^\| `_([A-Z])` \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "tandem").rglob("*.py"))]
+    names = {name for tree in trees for name in names_in(tree)} - OF_PEFT
+    found = {name: axes[1] for name in names if (axes := re.fullmatch(r"_?[a-z]\w*_([A-Z1]{1,3})", name))}
+    assert {name for name, axes in found.items() if not set(axes) <= {*table, "1"}} == set()
+    assert set(table) <= set("".join(found.values())), "in the table, and in no name"

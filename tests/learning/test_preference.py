@@ -199,7 +199,7 @@ def test_loss_and_gradient_are_trls(pairs: Path, tmp_path: Path, preference: Pre
     data = SftDataConfig(train_files=[tmp_path / "eight.jsonl"])
     rows = PreferenceDataset(data.train_files, load_tokenizer(ModelConfig(path=pairs / "model")), data)
     batch = pairs_to_batch([rows[row] for row in range(8)])
-    compare(preference, batch, pairs / "model", tmp_path / "moved", policy, expected, margins_P=torch.zeros(8))
+    compare(preference, batch, pairs / "model", tmp_path / "moved", policy, expected, margins_D=torch.zeros(8))
 
 
 @needs_trl
@@ -224,7 +224,7 @@ def test_orpo_is_trls(pairs: Path, tmp_path: Path) -> None:
     rows = PreferenceDataset(data.train_files, load_tokenizer(ModelConfig(path=pairs / "model")), data)
     batch = pairs_to_batch([rows[row] for row in range(8)])
     config = PreferenceConfig(beta=0.3, loss="orpo")
-    compare(config, batch, None, tmp_path / "moved", policy, expected, margins_P=torch.zeros(8))
+    compare(config, batch, None, tmp_path / "moved", policy, expected, margins_D=torch.zeros(8))
 
 
 @needs_trl
@@ -259,7 +259,7 @@ def test_kto_is_trls(pairs: Path, tmp_path: Path) -> None:
     rows = [dataset[row] for row in range(8)]
     batch = rated_to_batch(rows, data.max_tokens)
     config = PreferenceConfig(beta=0.3, loss="kto", **weights)
-    facts = {"margins_P": torch.zeros(8), "desirable_P": torch.tensor([row.desirable for row in rows])}
+    facts = {"margins_D": torch.zeros(8), "desirable_D": torch.tensor([row.desirable for row in rows])}
     compare(config, batch, pairs / "model", tmp_path / "moved", policy, expected, **facts)
 
 

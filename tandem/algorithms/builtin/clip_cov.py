@@ -32,11 +32,11 @@ class ClipCovLoss(PolicyLoss[ClipCovLossConfig]):
     def select(self, rollouts: Rollouts, advantages_T: Tensor) -> Tensor:
         import torch
 
-        covariance_K = covariances(rollouts, advantages_T)
-        within_K = (covariance_K > self.config.covariance_low) & (covariance_K < self.config.covariance_high)
-        candidates = within_K.nonzero().squeeze(1)
+        covariance_A = covariances(rollouts, advantages_T)
+        within_A = (covariance_A > self.config.covariance_low) & (covariance_A < self.config.covariance_high)
+        candidates = within_A.nonzero().squeeze(1)
         order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(rollouts.seed))
-        drawn = candidates[order[: share_of_tokens(self.config.share, covariance_K)]]
+        drawn = candidates[order[: share_of_tokens(self.config.share, covariance_A)]]
         return mark_tokens(rollouts.mask_T, drawn)
 
     def surrogate(self, tokens: Tokens) -> tuple[Tensor, Tensor]:

@@ -37,8 +37,8 @@ class KLCovLoss(PolicyLoss[KLCovLossConfig]):
     selects_by_logprobs = True
 
     def select(self, rollouts: Rollouts, advantages_T: Tensor) -> Tensor:
-        covariance_K = covariances(rollouts, advantages_T)
-        highest = covariance_K.topk(share_of_tokens(self.config.share, covariance_K)).indices
+        covariance_A = covariances(rollouts, advantages_T)
+        highest = covariance_A.topk(share_of_tokens(self.config.share, covariance_A)).indices
         return mark_tokens(rollouts.mask_T, highest)
 
     def surrogate(self, tokens: Tokens) -> tuple[Tensor, Tensor]:

@@ -43,25 +43,25 @@ class OTB(PolicyGradient[OTBConfig]):
         self.needs |= {Need.SQUARED_PROBS, Need.POLICY_LOGPROBS}
 
     def estimate(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
-        mask_T, rows_K = rollouts.mask_T, rollouts.rows_T[rollouts.mask_T]
-        returns_K = discounted_returns(rewards_T, mask_T, rollouts.sequences_T, gamma=1.0)[mask_T].double()
-        weight_K = self._moved_so_far(rollouts)
-        same_place = rollouts.groups_B[rows_K] * len(mask_T) + places_in_rows(rows_K)
+        mask_T, rows_A = rollouts.mask_T, rollouts.rows_T[rollouts.mask_T]
+        returns_A = discounted_returns(rewards_T, mask_T, rollouts.sequences_T, gamma=1.0)[mask_T].double()
+        weight_A = self._moved_so_far(rollouts)
+        same_place = rollouts.groups_B[rows_A] * len(mask_T) + places_in_rows(rows_A)
         at_token = Siblings(mask_T[mask_T], same_place)
-        centred_K = returns_K - at_token.mean(returns_K)  # equal returns leave exactly 0
-        baseline_K = at_token.mean(weight_K * centred_K) / at_token.mean(weight_K).clamp(min=1e-8)
+        centred_A = returns_A - at_token.mean(returns_A)  # equal returns leave exactly 0
+        baseline_A = at_token.mean(weight_A * centred_A) / at_token.mean(weight_A).clamp(min=1e-8)
         advantages_T = rewards_T.new_zeros(len(mask_T))
-        advantages_T[mask_T] = (centred_K - baseline_K).float()
+        advantages_T[mask_T] = (centred_A - baseline_A).float()
         return Advantages(advantages_T, None, {})
 
     def _moved_so_far(self, rollouts: Rollouts) -> Tensor:
-        """W of each trained token, float64 `[K]`."""
+        """W of each trained token, float64 `[A]`."""
         assert rollouts.policy_logprobs_T is not None and rollouts.squared_probs_T is not None
-        mask_T, rows_K = rollouts.mask_T, rollouts.rows_T[rollouts.mask_T]
-        probs_K = rollouts.policy_logprobs_T[mask_T].double().exp()
-        moved_K = 1 - 2 * probs_K + rollouts.squared_probs_T[mask_T].double()
-        total_K = moved_K.cumsum(0)
-        before_K = total_K - moved_K
-        lengths_B = rows_K.bincount(minlength=1)
-        starts_K = (lengths_B.cumsum(0) - lengths_B)[rows_K]
-        return total_K - before_K[starts_K]
+        mask_T, rows_A = rollouts.mask_T, rollouts.rows_T[rollouts.mask_T]
+        probs_A = rollouts.policy_logprobs_T[mask_T].double().exp()
+        moved_A = 1 - 2 * probs_A + rollouts.squared_probs_T[mask_T].double()
+        total_A = moved_A.cumsum(0)
+        before_A = total_A - moved_A
+        lengths_B = rows_A.bincount(minlength=1)
+        starts_A = (lengths_B.cumsum(0) - lengths_B)[rows_A]
+        return total_A - before_A[starts_A]

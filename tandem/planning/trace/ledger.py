@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 Site = tuple[str, str]
-"""Cause (a field of `planning.memory.Memory`), and the line that made it: `training/head.py:55 forward`."""
+"""Cause (a field of `planning.fsdp_memory.Memory`), and the line that made it: `training/head.py:55 forward`."""
 _FSDP = "/torch/distributed/fsdp/"
 _HEADS = ("training/head.py", "training/tiled_head.py")
 _LARGE = 2**20

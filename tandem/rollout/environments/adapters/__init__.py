@@ -1,1 +1,1 @@
-"""Libraries of environments, one file each: what runs in the processes that `hosted.py` starts."""
+"""Libraries of environments, one file each: what runs in the processes that `rollout/environments/hosted.py` starts."""
