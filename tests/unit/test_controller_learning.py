@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ import pytest
 from tandem.algorithms import make_algorithm
 from tandem.batching.packing import to_batch
 from tandem.config.tree import TrainConfig
+from tandem.controller.dataflow import refresh_reference
 from tandem.controller.learning import check_rollout_logprobs, placed_step, update, why_nothing_was_learned
 from tandem.controller.placed import PlacedRows
+from tandem.controller.roles import MovingReference
 from tandem.controller.rollouts import is_informative
 from tandem.controller.worker_groups import Future
 from tandem.errors import EngineError
@@ -214,6 +217,24 @@ def test_rows_that_are_left_out_weigh_nothing_and_leave_the_others_what_they_wei
         assert all(weights is not None and (weights > 0).all() for _, weights in trained)
         if aggregation == "token_mean":
             assert all(np.isclose(weights.sum(), 1) for _, weights in trained if weights is not None)
+
+
+def test_a_reference_takes_up_the_weights_of_each_step_that_refresh_steps_divides() -> None:
+    taken: list[tuple[int, float]] = []
+
+    class Reference(MovingReference):
+        def __init__(self) -> None:
+            """It has no ranks."""
+
+        def approach_policy(self, share: float) -> Future[None]:
+            taken.append((step, share))
+            return Future(lambda: None, notify=[].append)
+
+    config = settings(kl={"place": "loss", "refresh_steps": 3, "refresh_share": 0.6})
+    roles: Any = SimpleNamespace(reference=Reference())
+    for step in range(1, 8):
+        refresh_reference(roles, config, step)
+    assert taken == [(3, 0.6), (6, 0.6)]
 
 
 def test_log_probs_of_an_engine_that_are_no_numbers_end_the_run() -> None:
