@@ -41,7 +41,7 @@ import torch
 from command_line import parse_arguments
 
 from tandem.algorithms import make_algorithm
-from tandem.batching.balance import Pass
+from tandem.batching.balance import BalancedPass
 from tandem.batching.packing import select_rows, split_groups
 from tandem.cluster.local import LocalCluster
 from tandem.cluster.ray import RayCluster
@@ -209,7 +209,7 @@ def placed_call(own: Models, batch: Batch, minibatches: int) -> Callable[[], Non
 
     def call() -> None:
         batch.tokens = TokenColumns(rollout_logprobs=batch.tokens.rollout_logprobs)
-        passes = [Pass(np.arange(len(batch))), *(Pass(rows, 3.0) for rows in cuts)]
+        passes = [BalancedPass(np.arange(len(batch))), *(BalancedPass(rows, 3.0) for rows in cuts)]
         with Placed(batch, passes) as placed:
             filling = [own.actor.logprobs(placed.rows(fills=("old_logprobs",)))]
             filling.append(own.reference.logprobs(placed.rows(fills=("ref_logprobs",))))
