@@ -104,9 +104,9 @@ class Reader(Worker[None]):
     @register(Dispatch.DATA_PARALLEL, returns=(Returns.SAME, Returns.PER_TOKEN))
     def learn(self, batch: Batch, loss: Any) -> tuple[StepMetrics, FloatArray]:
         tokens = batch.tokens
-        assert tokens.advantages is not None and tokens.weights is not None and tokens.old_logprobs is not None
+        assert tokens.advantages is not None and tokens.loss_weights is not None and tokens.old_logprobs is not None
         read = self.logprobs(batch) * np.float32(0)
-        for column in (tokens.advantages, tokens.weights, tokens.old_logprobs):
+        for column in (tokens.advantages, tokens.loss_weights, tokens.old_logprobs):
             read += column
         return {"actor/grad_norm": 0.0}, read
 
@@ -239,7 +239,7 @@ def sent_call(own: Models, batch: Batch, minibatches: int) -> Callable[[], None]
         tokens.old_logprobs, tokens.ref_logprobs, tokens.values = (column.get() for column in filling)
         check(batch, tokens.values)
         tokens.advantages, tokens.returns = np.zeros((2, len(batch.response_ids)), np.float32)
-        tokens.weights, tokens.shares = np.ones((2, len(batch.response_ids)), np.float32)
+        tokens.loss_weights, tokens.shares = np.ones((2, len(batch.response_ids)), np.float32)
         for rows in cuts:
             part = select_rows(batch, rows)
             learning = own.actor.learn(part, LOSS)

@@ -45,8 +45,8 @@ class PolicyLoss:
     def __call__(
         self, outputs: Outputs[torch.Tensor], columns: TokenColumns[torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        assert outputs.logprobs_S is not None and outputs.entropy_S is not None and columns.weights is not None
-        return (columns.weights * (-outputs.logprobs_S - 0.01 * outputs.entropy_S)).sum(), {}
+        assert outputs.logprobs_S is not None and outputs.entropy_S is not None and columns.loss_weights is not None
+        return (columns.loss_weights * (-outputs.logprobs_S - 0.01 * outputs.entropy_S)).sum(), {}
 
 
 def model_of(shape: str, device: torch.device) -> PreTrainedModel:
@@ -94,7 +94,7 @@ def rows(tokens: int, prompt: int, vocabulary: int) -> Batch:
         prompts=np.arange(len(lengths), dtype=np.int32),
         rewards=np.zeros(len(lengths), dtype=np.float32),
         scored=np.ones(len(lengths), dtype=np.bool_),
-        tokens=TokenColumns(weights=share, shares=share),
+        tokens=TokenColumns(loss_weights=share, shares=share),
     )
 
 

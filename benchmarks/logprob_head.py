@@ -37,8 +37,8 @@ class EntropyBonusLoss:
     def __call__(
         self, outputs: Outputs[torch.Tensor], columns: TokenColumns[torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        assert outputs.logprobs_S is not None and outputs.entropy_S is not None and columns.weights is not None
-        loss = (columns.weights * (-outputs.logprobs_S - 0.01 * outputs.entropy_S)).sum()
+        assert outputs.logprobs_S is not None and outputs.entropy_S is not None and columns.loss_weights is not None
+        loss = (columns.loss_weights * (-outputs.logprobs_S - 0.01 * outputs.entropy_S)).sum()
         return loss, {"loss": loss.detach()}
 
 
@@ -47,13 +47,15 @@ def plain(linear: nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, weight
     logprobs = torch.log_softmax(logits.float(), -1)
     chosen = logprobs.gather(1, targets[:, None]).squeeze(1)
     entropy = -(logprobs.exp() * logprobs).sum(-1)
-    loss, _ = EntropyBonusLoss(True)(Outputs(chosen, entropy), TokenColumns(weights=weights))
+    loss, _ = EntropyBonusLoss(True)(Outputs(chosen, entropy), TokenColumns(loss_weights=weights))
     loss.backward()
 
 
 def chunked(token_local: bool) -> Callable[[nn.Linear, torch.Tensor, torch.Tensor, torch.Tensor], None]:
     def run(linear: nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> None:
-        VocabularyHead(linear).backward(hidden, targets, TokenColumns(weights=weights), EntropyBonusLoss(token_local))
+        VocabularyHead(linear).backward(
+            hidden, targets, TokenColumns(loss_weights=weights), EntropyBonusLoss(token_local)
+        )
 
     return run
 

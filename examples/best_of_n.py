@@ -25,7 +25,7 @@ def main(config: tandem.TrainConfig) -> None:
             flow.reward.check_share(groups)
             scored = [group for group in groups if any(score.value is not None for score in group.scores)]
             batch = tandem.demonstrations_to_batch([best_of(group) for group in scored])
-            batch.tokens.weights = batch.tokens.shares = tandem.token_shares(batch.loss_mask)
+            batch.tokens.loss_weights = batch.tokens.shares = tandem.token_shares(batch.loss_mask)
             metrics, _ = flow.actor.learn(batch, tandem.NextTokenLoss()).get()
             flow.publish(step)
             values = [score.value for group in groups for score in group.scores if score.value is not None]

@@ -410,13 +410,13 @@ class TokenColumns(Generic[Array]):
     importance_weights: Array | None = None
     """Rollout correction: what the surrogate of the policy loss is multiplied with, for the engine drew the token by
     other log-probs than the trainer's. KL and entropy are not."""
-    weights: Array | None = None
-    """Share of the token in the loss: loss = sum(weights * token_loss) over all micro-batches and ranks."""
+    loss_weights: Array | None = None
+    """What the token weighs in the loss: loss = sum(loss_weights * token_loss) over all micro-batches and ranks."""
     shares: Array | None = None
     """1 / number of trained tokens, on trained tokens: sum(shares * x) is the token mean of x."""
     selected: Array | None = None
     """bool: tokens that the loss treats apart, where it does."""
-    rows: Array | None = None
+    trajectories: Array | None = None
     """Filled in a micro-batch: tokens with the same number are of one trajectory. Where the loss is not `token_local`,
     all of the trajectory's tokens in the loss mask are there, whichever branch they are in."""
 
@@ -547,7 +547,7 @@ class Outputs(Generic[Array]):
 class TokenLoss(Protocol[Array]):
     """A loss that is a sum over tokens: (outputs, columns) of some scored tokens -> (their loss, their metrics).
 
-    Each token's term is multiplied by `columns.weights`, each metric's by `columns.shares`, and the results of all
+    Each token's term is multiplied by `columns.loss_weights`, each metric's by `columns.shares`, and the results of all
     micro-batches are summed: neither depends on how the step was cut.
     """
 

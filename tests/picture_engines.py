@@ -30,8 +30,8 @@ class WeightedLogprobs:
     token_local = True
 
     def __call__(self, outputs: Any, columns: TokenColumns[Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        assert columns.weights is not None
-        return (columns.weights * outputs.logprobs_S).sum(), {}
+        assert columns.loss_weights is not None
+        return (columns.loss_weights * outputs.logprobs_S).sum(), {}
 
 
 def engine_of(case: Shown, path: Path | None = None, **options: Any) -> FsdpEngine:

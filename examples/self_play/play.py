@@ -128,7 +128,7 @@ def learn(player: Player, games: Sequence[Game], step: int) -> None:
     means = np.bincount(batch.groups, batch.rewards) / np.bincount(batch.groups)
     advantages_B = (batch.rewards - means[batch.groups]).astype(np.float32)
     batch.tokens.shares = tandem.token_shares(batch.loss_mask)
-    batch.tokens.weights = batch.tokens.shares * advantages_B[batch.row_of_token]
+    batch.tokens.loss_weights = batch.tokens.shares * advantages_B[batch.row_of_token]
     player.flow.actor.learn(batch, tandem.NextTokenLoss()).get()
     player.flow.publish(step)
 

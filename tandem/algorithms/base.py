@@ -40,7 +40,7 @@ class Rollouts:
     """bool: False on rows whose reward failed; they take no part in any statistic and get advantage 0."""
     groups_B: Tensor
     """int64: rows with the same number are siblings."""
-    rows_T: Tensor
+    trajectories_T: Tensor
     """int64, ascending: the row of each token, which is its trajectory, in whichever branch."""
     mask_T: Tensor
     """bool: tokens the policy made, in scored rows."""
@@ -67,16 +67,16 @@ class Rollouts:
     @property
     def sequences_T(self) -> Tensor:
         """int64, ascending: tokens with the same number follow one another in one context."""
-        return self.rows_T if self.branches_T is None else self.branches_T
+        return self.trajectories_T if self.branches_T is None else self.branches_T
 
     @property
     def trained_tokens_B(self) -> Tensor:
         """int64: how many tokens of each row are trained on."""
-        return self.rows_T[self.mask_T].bincount(minlength=len(self.rewards_B))
+        return self.trajectories_T[self.mask_T].bincount(minlength=len(self.rewards_B))
 
     def by_token(self, values_B: Tensor) -> Tensor:
         """Each row's value on its trained tokens; float32 `[T]`, 0 elsewhere and in rows that are not scored."""
-        return (values_B * self.scored_B).float()[self.rows_T] * self.mask_T
+        return (values_B * self.scored_B).float()[self.trajectories_T] * self.mask_T
 
 
 @dataclass(slots=True)
@@ -115,8 +115,8 @@ class Algorithm(Protocol):
         """One step's advantages; may move the algorithm's own state, such as the adaptive KL coefficient."""
         ...
 
-    def weights(self, mask_T: Tensor, rows_T: Tensor) -> Tensor:
-        """`columns.weights` of one optimizer step, from its trained tokens and the trajectory each belongs to."""
+    def weights(self, mask_T: Tensor, trajectories_T: Tensor) -> Tensor:
+        """`columns.loss_weights` of one optimizer step, from its trained tokens and the trajectory each belongs to."""
         ...
 
     def state(self) -> dict[str, float]:

@@ -49,7 +49,7 @@ class TopKDistillationLoss(ClipLoss):
 
     def __call__(self, outputs: Outputs[Tensor], columns: TokenColumns[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         loss, metrics = ClipLoss.__call__(self, outputs, columns)
-        logprobs_SK, teacher_SK, weights_S = outputs.top_logprobs_S, columns.teacher_top_logprobs, columns.weights
+        logprobs_SK, teacher_SK, weights_S = outputs.top_logprobs_S, columns.teacher_top_logprobs, columns.loss_weights
         assert logprobs_SK is not None and teacher_SK is not None
         assert weights_S is not None and columns.shares is not None
         kl_S = top_k_reverse_kl(logprobs_SK, teacher_SK)

@@ -55,7 +55,7 @@ class GroupRelative(PolicyGradient[Config]):
         advantages_T = rollouts.by_token(advantages_B)
         if self.config.turn_rewards == "by_turn" and rollouts.turn_rewards_T is not None:
             compared_T = rollouts.by_token((siblings.count_B > 1).double())
-            earned_T = earned_so_far(rollouts.turn_rewards_T, rollouts.mask_T, rollouts.rows_T)
+            earned_T = earned_so_far(rollouts.turn_rewards_T, rollouts.mask_T, rollouts.trajectories_T)
             advantages_T = (advantages_T - compared_T * (earned_T - rollouts.turn_rewards_T)).float()
         equal = siblings.std(rewards_B)[scored_B] == 0
         metrics = {"reward/group_std/zero_share": equal.double().mean().item()} if len(equal) else {}

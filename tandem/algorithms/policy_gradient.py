@@ -76,11 +76,11 @@ class PolicyGradient(ABC, Generic[Config]):
         By turn, a turn's reward lies on its own last token, and the end of a branch has what turns up to there have not
         earned: what no turn earned, and what those of later branches did.
         """
-        rewards_B, places = rollouts.rewards_B, (rollouts.mask_T, rollouts.rows_T, rollouts.sequences_T)
+        rewards_B, places = rollouts.rewards_B, (rollouts.mask_T, rollouts.trajectories_T, rollouts.sequences_T)
         rewards_T = reward_at_last_token(rewards_B, *places)
         if self.config.turn_rewards == "whole" or rollouts.turn_rewards_T is None:
             return rewards_T
-        earned_T = earned_so_far(rollouts.turn_rewards_T, rollouts.mask_T, rollouts.rows_T)
+        earned_T = earned_so_far(rollouts.turn_rewards_T, rollouts.mask_T, rollouts.trajectories_T)
         are_ends_T = reward_at_last_token(rewards_B.new_ones(len(rewards_B)), *places)
         return (rewards_T - are_ends_T * earned_T + rollouts.turn_rewards_T * rollouts.mask_T).float()
 
@@ -97,7 +97,7 @@ class PolicyGradient(ABC, Generic[Config]):
         shaped_B = self._normalize_and_clip(rewards_B)
         if self.config.overlong_buffer > 0:
             buffer_tokens = self.config.overlong_buffer * self._max_response_tokens
-            lengths_B = longest_branches(rollouts.rows_T, rollouts.sequences_T, len(shaped_B))
+            lengths_B = longest_branches(rollouts.trajectories_T, rollouts.sequences_T, len(shaped_B))
             shaped_B = shaped_B + overlong_penalty(lengths_B, self._max_response_tokens, buffer_tokens)
         shaped_greedy_B = None if greedy_B is None else self._normalize_and_clip(greedy_B.double()).float()
         return replace(rollouts, rewards_B=(shaped_B * rollouts.scored_B).float(), greedy_rewards_B=shaped_greedy_B)
@@ -114,7 +114,7 @@ class PolicyGradient(ABC, Generic[Config]):
         coefficient = self._kl_coefficient
         estimator = self.config.kl.estimator
         kl_T = kl_estimate(estimator, rollouts.policy_logprobs_T, rollouts.ref_logprobs_T) * rollouts.mask_T
-        kl_B = rollouts.rows_T.bincount(kl_T.double(), minlength=len(rollouts.rewards_B))
+        kl_B = rollouts.trajectories_T.bincount(kl_T.double(), minlength=len(rollouts.rewards_B))
         penalized = replace(rollouts, rewards_B=(rollouts.rewards_B - coefficient * kl_B).float())
         result = self.estimate(penalized, rewards_T - coefficient * kl_T)
         result.metrics["actor/kl_coefficient"] = coefficient
@@ -130,8 +130,8 @@ class PolicyGradient(ABC, Generic[Config]):
         share_of_horizon = min(trajectories / kl.horizon_trajectories, 1.0)
         self._kl_coefficient *= 1 + error * share_of_horizon
 
-    def weights(self, mask_T: Tensor, rows_T: Tensor) -> Tensor:
-        return token_weights(self.config.loss.aggregation, mask_T, rows_T, self._max_response_tokens)
+    def weights(self, mask_T: Tensor, trajectories_T: Tensor) -> Tensor:
+        return token_weights(self.config.loss.aggregation, mask_T, trajectories_T, self._max_response_tokens)
 
     def state(self) -> dict[str, float]:
         return {"kl_coefficient": self._kl_coefficient, **asdict(self._reward_moments)}

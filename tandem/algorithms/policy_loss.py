@@ -74,7 +74,7 @@ class PolicyLoss(ABC, Generic[Config]):
         return not self.acts_without_advantage and algorithm.kl.place != "loss" and algorithm.entropy_coefficient == 0
 
     def __call__(self, outputs: Outputs[Tensor], columns: TokenColumns[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        entropy_S, weights_S, shares_S = outputs.entropy_S, columns.weights, columns.shares
+        entropy_S, weights_S, shares_S = outputs.entropy_S, columns.loss_weights, columns.shares
         assert entropy_S is not None and weights_S is not None and shares_S is not None
         tokens = _tokens(outputs, columns)
         surrogate_S, clipped_S = self.surrogate(tokens)
@@ -122,7 +122,7 @@ def bounded_exp(log_ratio_S: Tensor) -> Tensor:
 
 def row_mean(values_S: Tensor, tokens: Tokens) -> Tensor:
     """At each token the mean over its row, for losses with `token_local = False`."""
-    rows_S = tokens.columns.rows
+    rows_S = tokens.columns.trajectories
     assert rows_S is not None
     count_R = rows_S.bincount().clamp(min=1)
     return (values_S.new_zeros(len(count_R)).index_add(0, rows_S, values_S) / count_R)[rows_S]

@@ -22,7 +22,7 @@ from tandem.types import Outputs, TokenColumns
 class PairBatch:
     """Rows alternate: chosen, rejected, chosen, …; D pairs, `[T]` as everywhere."""
 
-    rows_T: Tensor
+    trajectories_T: Tensor
     mask_T: Tensor
     margins_D: Tensor
     """By how much the chosen answer should be better, as the data says."""
@@ -33,9 +33,9 @@ class PairBatch:
     def by_row(self, values_T: Tensor, mean: bool = False) -> tuple[Tensor, Tensor]:
         """Sum (or mean) over the trained tokens of the chosen and of the rejected rows, two `[D]`."""
         rows = 2 * len(self.margins_D)
-        values_B = values_T.new_zeros(rows).index_add(0, self.rows_T[self.mask_T], values_T[self.mask_T])
+        values_B = values_T.new_zeros(rows).index_add(0, self.trajectories_T[self.mask_T], values_T[self.mask_T])
         if mean:
-            values_B = values_B / torch.bincount(self.rows_T[self.mask_T], minlength=rows)
+            values_B = values_B / torch.bincount(self.trajectories_T[self.mask_T], minlength=rows)
         return values_B[0::2], values_B[1::2]
 
 
@@ -101,7 +101,7 @@ class ORPOLoss(PairLoss):
     def compare(self, scores_T: Tensor, pairs: PairBatch) -> tuple[Tensor, Tensor]:
         chosen_D, rejected_D = pairs.by_row(scores_T, mean=True)
         odds_ratio_D = _log_odds(chosen_D) - _log_odds(rejected_D)
-        tokens = (pairs.mask_T & (pairs.rows_T % 2 == 0)).sum() / len(pairs.margins_D)
+        tokens = (pairs.mask_T & (pairs.trajectories_T % 2 == 0)).sum() / len(pairs.margins_D)
         likelihood_D = pairs.by_row(scores_T)[0] / tokens
         return -likelihood_D - self._config.beta * logsigmoid(odds_ratio_D), odds_ratio_D
 
@@ -151,11 +151,11 @@ class BradleyTerryLoss(PairLoss):
 
 
 class LinearScoreLoss:
-    """The function whose derivative by each token's log-prob, or by a critic's value, is `columns.weights`."""
+    """The function whose derivative by each token's log-prob, or by a critic's value, is `columns.loss_weights`."""
 
     token_local = True
 
     def __call__(self, outputs: Outputs[Tensor], columns: TokenColumns[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         scores_S = outputs.values_S if outputs.logprobs_S is None else outputs.logprobs_S
-        assert scores_S is not None and columns.weights is not None
-        return (columns.weights * scores_S).sum(), {}
+        assert scores_S is not None and columns.loss_weights is not None
+        return (columns.loss_weights * scores_S).sum(), {}

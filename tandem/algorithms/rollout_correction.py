@@ -21,15 +21,15 @@ _LARGEST_LOG = 20.0
 
 
 def rollout_weights(
-    config: RolloutCorrectionConfig, old_T: Tensor, rollout_T: Tensor, mask_T: Tensor, rows_T: Tensor
+    config: RolloutCorrectionConfig, old_T: Tensor, rollout_T: Tensor, mask_T: Tensor, trajectories_T: Tensor
 ) -> tuple[Tensor, dict[str, float]]:
-    """float32 `[T]`, 1 outside `mask_T`; `rows_T`: the trajectory of each token. Metrics over the mask."""
+    """float32 `[T]`, 1 outside `mask_T`; `trajectories_T`: the trajectory of each token. Metrics over the mask."""
     log_T = torch.where(mask_T, old_T - rollout_T, 0.0).double()
     if config.level != "token":
-        sums_B = torch.bincount(rows_T, log_T)
+        sums_B = torch.bincount(trajectories_T, log_T)
         if config.level == "geometric":
-            sums_B = sums_B / torch.bincount(rows_T, mask_T.double()).clamp(min=1)
-        log_T = sums_B[rows_T]
+            sums_B = sums_B / torch.bincount(trajectories_T, mask_T.double()).clamp(min=1)
+        log_T = sums_B[trajectories_T]
     ratio_T = log_T.clamp(-_LARGEST_LOG, _LARGEST_LOG).exp()
     beyond_T = (ratio_T > config.upper) | (ratio_T < config.lower)
     weights_T = torch.where(beyond_T, 0.0, ratio_T) if config.type == "mask" else ratio_T.clamp(max=config.upper)

@@ -11,6 +11,6 @@ class NextTokenLoss:
     token_local = True
 
     def __call__(self, outputs: Outputs[Tensor], columns: TokenColumns[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        assert outputs.logprobs_S is not None and columns.weights is not None
-        loss = -(columns.weights * outputs.logprobs_S).sum()
+        assert outputs.logprobs_S is not None and columns.loss_weights is not None
+        loss = -(columns.loss_weights * outputs.logprobs_S).sum()
         return loss, {"sft/loss": loss.detach()}

@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def token_weights(aggregation: Aggregation, mask_T: Tensor, rows_T: Tensor, max_response_tokens: int) -> Tensor:
+def token_weights(aggregation: Aggregation, mask_T: Tensor, trajectories_T: Tensor, max_response_tokens: int) -> Tensor:
     """Each token's share in the loss; float32 `[T]`, 0 outside `mask_T`.
 
     Only rows with a trained token are sequences: a row whose reward failed does not thin out the others.
     """
     import torch
 
-    rows_A = rows_T[mask_T]
+    rows_A = trajectories_T[mask_T]
     tokens_B = rows_A.bincount(minlength=1)
     sequences = tokens_B.count_nonzero()
     divisor_A = {

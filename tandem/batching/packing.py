@@ -410,7 +410,7 @@ def _pack(batch: Batch, paths: Mapping[int, Path], rows_R: IntArray) -> MicroBat
     answer_begins_R = offsets[len(prompts.lengths) + has_segment_R.cumsum() - 1]
     predicted_at_S = np.where(place_S == 0, prompt_ends_R[row_S], answer_begins_R[answer_owner_R[row_S]] + place_S) - 1
     columns = batch.tokens.map(lambda column: column[source_S])
-    columns.rows = _first_with_the_same(batch.trajectories[rows_R])[row_S]
+    columns.trajectories = _first_with_the_same(batch.trajectories[rows_R])[row_S]
     return MicroBatch(
         token_ids=token_ids,
         offsets=offsets,

@@ -122,7 +122,7 @@ def compute_advantages(algorithm: Algorithm, groups: Sequence[Group], batch: Bat
             rewards_B=torch.as_tensor(batch.rewards[firsts]),
             scored_B=torch.as_tensor(batch.scored[firsts]),
             groups_B=torch.as_tensor(batch.groups[firsts].astype(np.int64)),
-            rows_T=torch.as_tensor(batch.trajectory_of_token),
+            trajectories_T=torch.as_tensor(batch.trajectory_of_token),
             branches_T=torch.as_tensor(batch.row_of_token),
             mask_T=torch.as_tensor(batch.loss_mask),
             policy_logprobs_T=tokens.old_logprobs if Need.POLICY_LOGPROBS in algorithm.needs else None,

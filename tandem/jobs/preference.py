@@ -51,7 +51,7 @@ class ComparingJob(SupervisedJob[Item, Model]):
 
     def learn(self, rows: Sequence[Item]) -> tuple[Batch, StepMetrics]:
         batch, gradients_T, metrics = self._compare(rows)
-        batch.tokens.weights = gradients_T
+        batch.tokens.loss_weights = gradients_T
         return batch, {**metrics, **self._model.learn(batch, LinearScoreLoss()).get()[0]}
 
     def validation_metrics(self, rows: Sequence[Item]) -> StepMetrics:
@@ -62,7 +62,7 @@ class ComparingJob(SupervisedJob[Item, Model]):
         reference = self.reference.logprobs(batch) if self.reference else None
         scores_T = torch.from_numpy(self.scores(batch))
         compared = PairBatch(
-            rows_T=torch.from_numpy(batch.row_of_token),
+            trajectories_T=torch.from_numpy(batch.row_of_token),
             mask_T=torch.from_numpy(batch.loss_mask),
             ref_logprobs_T=torch.from_numpy(reference.get()) if reference else None,
             **self.facts_of(rows),

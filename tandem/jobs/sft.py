@@ -126,7 +126,7 @@ class SftJob(SupervisedJob[Demonstration, Actor]):
 
     def learn(self, rows: Sequence[Demonstration]) -> tuple[Batch, StepMetrics]:
         batch = demonstrations_to_batch(rows)
-        batch.tokens.weights = batch.tokens.shares = token_shares(batch.loss_mask)
+        batch.tokens.loss_weights = batch.tokens.shares = token_shares(batch.loss_mask)
         return batch, self._model.learn(batch, NextTokenLoss()).get()[0]
 
     def validation_metrics(self, rows: Sequence[Demonstration]) -> StepMetrics:

@@ -121,7 +121,7 @@ class ContextParallel:
 
 
 def _gradient_columns(gradients: Outputs[Tensor]) -> Columns:
-    return TokenColumns(weights=gradients.logprobs_S, shares=gradients.entropy_S, values=gradients.values_S)
+    return TokenColumns(loss_weights=gradients.logprobs_S, shares=gradients.entropy_S, values=gradients.values_S)
 
 
 class _LinearLoss:
@@ -130,7 +130,7 @@ class _LinearLoss:
     token_local = True
 
     def __call__(self, outputs: Outputs[Tensor], columns: Columns) -> tuple[Tensor, dict[str, Tensor]]:
-        gradients = (columns.weights, columns.shares, columns.values)
+        gradients = (columns.loss_weights, columns.shares, columns.values)
         values = (outputs.logprobs_S, outputs.entropy_S, outputs.values_S)
         terms = [
             (gradient * value).sum()

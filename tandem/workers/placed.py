@@ -55,7 +55,7 @@ class RowSelection:
             return part
         weights = self.weights.by_token(part) if isinstance(self.weights, ByRow) else self.weights
         share = np.float32(1 / max(self.trained_tokens, 1))
-        return _with(part, weights=weights, shares=part.loss_mask * share)
+        return _with(part, loss_weights=weights, shares=part.loss_mask * share)
 
 
 @dataclass(frozen=True)  # no slots, which make pickling slow

@@ -104,7 +104,7 @@ class Curved:
     def __call__(
         self, outputs: Outputs[torch.Tensor], columns: TokenColumns[torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        weights_S, shares_S = columns.weights, columns.shares
+        weights_S, shares_S = columns.loss_weights, columns.shares
         assert weights_S is not None and shares_S is not None
         if outputs.values_S is not None:
             term_S = (outputs.values_S - 1).square()
@@ -134,7 +134,7 @@ def batch() -> Batch:
         prompts=np.arange(ROWS, dtype=np.int32),
         rewards=np.zeros(ROWS, dtype=np.float32),
         scored=np.ones(ROWS, dtype=np.bool_),
-        tokens=TokenColumns(weights=share, shares=share),
+        tokens=TokenColumns(loss_weights=share, shares=share),
     )
 
 
@@ -327,8 +327,8 @@ def not_finite(directory: Path, rank: int, ranks: int) -> str:
     before = weights(model)
     own = part(rank, ranks)
     if rank == ranks - 1:
-        assert own[0].columns.weights is not None
-        own[0].columns.weights[0] = np.inf
+        assert own[0].columns.loss_weights is not None
+        own[0].columns.loss_weights[0] = np.inf
     model.forward_backward(own, Curved())
     try:
         model.optimizer_step()

@@ -29,7 +29,7 @@ def answered(rollout: Rollout) -> Batch:
     prompts = [Prompt(row, np.arange(1, row + 3, dtype=np.int32), "", "", None) for row in range(8)]
     answers = rollout.generate(seeded_requests(prompts, 4, 0)).get()
     batch = to_batch([Group(answer, [Score(1.0)] * len(answer)) for answer in answers])
-    batch.tokens.weights = batch.tokens.shares = token_shares(batch.loss_mask)
+    batch.tokens.loss_weights = batch.tokens.shares = token_shares(batch.loss_mask)
     return batch
 
 

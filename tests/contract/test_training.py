@@ -40,7 +40,7 @@ class Imitation:
     def __call__(
         self, outputs: Outputs[torch.Tensor], columns: TokenColumns[torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        weights_S, shares_S = columns.weights, columns.shares
+        weights_S, shares_S = columns.loss_weights, columns.shares
         assert weights_S is not None and shares_S is not None
         if outputs.values_S is not None:
             term_S = (outputs.values_S - 1).square()
@@ -143,7 +143,7 @@ def batch() -> Batch:
         prompts=np.arange(ROWS, dtype=np.int32),
         rewards=np.zeros(ROWS, dtype=np.float32),
         scored=np.ones(ROWS, dtype=np.bool_),
-        tokens=TokenColumns(weights=share, shares=share),
+        tokens=TokenColumns(loss_weights=share, shares=share),
     )
 
 
@@ -172,7 +172,7 @@ def test_forward_returns_float32_per_scored_token_without_gradient(make: Make, b
     columns = [x for x in (outputs.logprobs_S, outputs.entropy_S, outputs.values_S) if x is not None]
     assert len(columns) == (2 if outputs.values_S is None else 1)
     for column in columns:
-        assert column.shape == whole.scored.shape and column.dtype == torch.float32 and not column.requires_grad
+        assert column.shape == whole.predicted_at.shape and column.dtype == torch.float32 and not column.requires_grad
         assert column.isfinite().all()
 
 
@@ -230,8 +230,8 @@ def test_a_gradient_that_is_not_finite_changes_nothing(make: Make, batch: Batch)
     engine = make()
     train(engine, batch, steps=1)
     before = weights_of(engine)
-    assert batch.tokens.weights is not None
-    batch.tokens.weights[np.flatnonzero(batch.loss_mask)[0]] = np.inf
+    assert batch.tokens.loss_weights is not None
+    batch.tokens.loss_weights[np.flatnonzero(batch.loss_mask)[0]] = np.inf
     engine.forward_backward(micro_batches(batch, range(ROWS), 1000), Imitation())
     with pytest.raises(EngineError, match="gradient norm is"):
         engine.optimizer_step()

@@ -55,7 +55,7 @@ def answered(engine: ReplicatedEngine) -> Batch:
         [trajectory(asked, done) for done in answer] for asked, answer in zip(ASKED, ask(engine, *ASKED), strict=True)
     ]
     batch = to_batch([Group(group, [Score(1.0)] * len(group)) for group in rows])
-    batch.tokens.weights = batch.tokens.shares = token_shares(batch.loss_mask)
+    batch.tokens.loss_weights = batch.tokens.shares = token_shares(batch.loss_mask)
     return batch
 
 

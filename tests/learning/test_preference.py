@@ -291,7 +291,7 @@ def compare(
         ),
     )
     assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-5)
-    batch.tokens.weights = slopes.numpy()
+    batch.tokens.loss_weights = slopes.numpy()
     engine.forward_backward(micro_batches(batch, range(16), 512), LinearScoreLoss())
     largest = max(parameter.grad.abs().max().item() for parameter in policy.parameters())
     ours = dict(engine.model.named_parameters())

@@ -161,7 +161,7 @@ class Curved:
     def __call__(
         self, outputs: Outputs[torch.Tensor], columns: TokenColumns[torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        weights_S, shares_S = columns.weights, columns.shares
+        weights_S, shares_S = columns.loss_weights, columns.shares
         assert weights_S is not None and shares_S is not None
         if outputs.values_S is not None:
             term_S = (outputs.values_S - 1).square()
@@ -193,7 +193,7 @@ def batch() -> Batch:
         prompts=np.repeat(np.arange(GROUPS, dtype=np.int32), GROUP_SIZE),
         rewards=np.zeros(rows, dtype=np.float32),
         scored=np.ones(rows, dtype=np.bool_),
-        tokens=TokenColumns(weights=share, shares=share),
+        tokens=TokenColumns(loss_weights=share, shares=share),
     )
 
 

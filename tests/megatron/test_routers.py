@@ -106,8 +106,8 @@ def mismatch_kl(first: FloatArray, second: FloatArray, mask: Any) -> float:
 @pytest.mark.parametrize(("balancing", "smallness"), [(0.3, 0.0), (0.0, 0.1), (0.3, 0.1)])
 def test_losses_of_the_routers(directory: Path, balancing: float, smallness: float) -> None:
     rows = batch()
-    assert rows.tokens.weights is not None
-    rows.tokens.weights[:] = 0  # nothing else to learn
+    assert rows.tokens.loss_weights is not None
+    rows.tokens.loss_weights[:] = 0  # nothing else to learn
     parts = micro_batches(rows, range(len(rows)), 24)
     ours = engine(directory, load_balancing_loss=balancing, router_z_loss=smallness)
     ours.forward_backward(parts, Imitation())

@@ -44,7 +44,7 @@ class Case:
             teacher_top_ids=told.top_ids_S.int(),
             teacher_top_logprobs=told.top_logprobs_S,
             advantages=torch.zeros(TOKENS),
-            weights=self.weights,
+            loss_weights=self.weights,
             shares=torch.full((TOKENS,), 1 / TOKENS),
         )
 
@@ -185,7 +185,7 @@ def test_no_head_keeps_whole_rows_of_logits(words: int | None) -> None:
         told = head.forward(hidden.detach(), targets)
         columns = TokenColumns(
             teacher_top_ids=told.top_ids_S, teacher_top_logprobs=told.top_logprobs_S,
-            advantages=0 * ones, weights=ones, shares=ones / tokens,
+            advantages=0 * ones, loss_weights=ones, shares=ones / tokens,
         )  # fmt: skip
         head.backward(hidden, targets, columns, loss(k).loss)
     assert made.largest <= 16 * vocabulary * 4 * 2

@@ -34,7 +34,7 @@ def rollouts(**changes) -> Rollouts:
         rewards_B=torch.tensor(REWARDS),
         scored_B=torch.tensor(SCORED),
         groups_B=torch.tensor(GROUPS),
-        rows_T=torch.arange(len(LENGTHS)).repeat_interleave(lengths),
+        trajectories_T=torch.arange(len(LENGTHS)).repeat_interleave(lengths),
         mask_T=torch.tensor(MASK, dtype=torch.bool),
         policy_logprobs_T=torch.linspace(-2, -0.1, sum(LENGTHS)),
     )
@@ -51,7 +51,7 @@ def by_row(found: Advantages, given: Rollouts | None = None) -> list[float]:
     given = given or rollouts()
     rows = []
     for row in range(len(given.rewards_B)):
-        own = found.advantages_T[(given.rows_T == row) & given.mask_T]
+        own = found.advantages_T[(given.trajectories_T == row) & given.mask_T]
         assert len(own) == 0 or torch.equal(own, own[:1].expand(len(own)))
         rows.append(own[0].item() if len(own) else 0.0)
     assert not found.advantages_T[~given.mask_T].any()
@@ -141,7 +141,7 @@ def equation(name: str, reward: float, others: list[float], lengths: list[int], 
 def test_group_baselines_against_their_equations(name):
     given = random_rollouts()
     rewards, scored, groups = given.rewards_B.tolist(), given.scored_B.tolist(), given.groups_B.tolist()
-    lengths = torch.bincount(given.rows_T[given.mask_T], minlength=40).tolist()
+    lengths = torch.bincount(given.trajectories_T[given.mask_T], minlength=40).tolist()
     expected = []
     for row in range(40):
         siblings = [r for r in range(40) if scored[r] and groups[r] == groups[row] and r != row]
@@ -160,7 +160,7 @@ def test_reinforce_plus_plus_by_hand():
         rewards_B=torch.tensor([1.0, 0.0]),
         scored_B=torch.ones(2, dtype=torch.bool),
         groups_B=torch.tensor([0, 1]),
-        rows_T=torch.tensor([0, 0, 0, 1]),
+        trajectories_T=torch.tensor([0, 0, 0, 1]),
         mask_T=torch.tensor([True, False, True, True]),
         policy_logprobs_T=torch.tensor([-1.0, -1.0, -1.0, -1.0]),
         ref_logprobs_T=torch.tensor([-1.5, -9.0, -1.5, -1.0]),
@@ -196,7 +196,7 @@ def test_remax_shapes_the_rewards_of_greedy_answers_as_the_others():
         rewards_B=torch.tensor([10.0, 12.0]),
         scored_B=torch.tensor([True, True]),
         groups_B=torch.tensor([0, 1]),
-        rows_T=torch.tensor([0, 1]),
+        trajectories_T=torch.tensor([0, 1]),
         mask_T=torch.tensor([True, True]),
         greedy_rewards_B=torch.tensor([11.0, 11.0]),
     )
@@ -257,7 +257,7 @@ def test_otb_by_hand():
         rewards_B=torch.tensor([1.0, 0.0]),
         scored_B=torch.ones(2, dtype=torch.bool),
         groups_B=torch.tensor([3, 3]),
-        rows_T=torch.tensor([0, 0, 0, 1]),
+        trajectories_T=torch.tensor([0, 0, 0, 1]),
         mask_T=torch.tensor([True, False, True, True]),
         policy_logprobs_T=torch.tensor([0.5, 1.0, 0.25, 0.5]).log(),
         squared_probs_T=torch.tensor([0.5, 9.0, 0.5, 1.0]),
@@ -268,8 +268,8 @@ def test_otb_by_hand():
 
 def test_otb_against_its_equation():
     given = random_rollouts()
-    expected = torch.zeros(len(given.rows_T))
-    tokens = {row: ((given.rows_T == row) & given.mask_T).nonzero().flatten().tolist() for row in range(40)}
+    expected = torch.zeros(len(given.trajectories_T))
+    tokens = {row: ((given.trajectories_T == row) & given.mask_T).nonzero().flatten().tolist() for row in range(40)}
     moved = 1 - 2 * given.policy_logprobs_T.double().exp() + given.squared_probs_T.double()
     for row in range(40):
         for t, place in enumerate(tokens[row]):
@@ -356,7 +356,7 @@ def test_rewards_are_normalised_by_all_steps_so_far_and_clipped():
     """Step 1: 1 and 3, mean 2, deviation sqrt(2). Step 2: 2, 8 and a lost one: all four have mean 3.5."""
     given = rollouts(
         rewards_B=torch.tensor([1.0, 3.0]), scored_B=torch.ones(2, dtype=torch.bool), groups_B=torch.tensor([0, 0]),
-        rows_T=torch.tensor([0, 1]), mask_T=torch.ones(2, dtype=torch.bool), policy_logprobs_T=torch.zeros(2),
+        trajectories_T=torch.tensor([0, 1]), mask_T=torch.ones(2, dtype=torch.bool), policy_logprobs_T=torch.zeros(2),
     )  # fmt: skip
     config = CONFIG.validate_python({"type": "dr_grpo", "normalize_rewards": True, "clip_rewards": 1.0})
     algorithm = make_algorithm(config, 8)

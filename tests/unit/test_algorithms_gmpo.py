@@ -27,9 +27,9 @@ def loss_and_gradient(importance: list[list[float]] | None) -> tuple[float, list
     columns = TokenColumns(
         old_logprobs=torch.full((3,), -1.0).double(),
         advantages=torch.tensor([ADVANTAGES[0], ADVANTAGES[0], ADVANTAGES[1]]).double(),
-        weights=flat(ROW_WEIGHTS),
+        loss_weights=flat(ROW_WEIGHTS),
         shares=torch.full((3,), 1 / 3).double(),
-        rows=torch.tensor([0, 0, 1]),
+        trajectories=torch.tensor([0, 0, 1]),
         importance_weights=None if importance is None else flat(importance),
     )
     loss, _ = make_loss(GMPOConfig())(Outputs(logprobs, torch.zeros(3).double()), columns)

@@ -27,7 +27,7 @@ def rollouts(**changes) -> Rollouts:
         rewards_B=torch.tensor([1.0, 0.0, 0.0, 5.0, 3.0]),
         scored_B=torch.tensor([True, True, False, True, True]),
         groups_B=torch.tensor([4, 4, 4, 8, 2]),
-        rows_T=torch.arange(5).repeat_interleave(LENGTHS),
+        trajectories_T=torch.arange(5).repeat_interleave(LENGTHS),
         mask_T=torch.tensor([1, 1, 1, 0, 0, 0, 1, 0, 1], dtype=torch.bool),
         policy_logprobs_T=torch.full((9,), -1.0),
     )
@@ -118,7 +118,7 @@ def test_configuration_reaches_the_loss_and_the_weights():
     config = GRPOConfig(loss=loss, entropy_coefficient=0.1, kl=kl)
     algorithm = make_algorithm(config, 100)
     assert algorithm.needs == {Need.REF_LOGPROBS}
-    weights = algorithm.weights(rollouts().mask_T, rollouts().rows_T)
+    weights = algorithm.weights(rollouts().mask_T, rollouts().trajectories_T)
     assert weights[0].item() == pytest.approx(1 / (4 * 100)) and weights[3] == 0
     assert not algorithm.zero_without_advantage and make_algorithm(GRPOConfig(kl=REWARD_KL), 8).zero_without_advantage
 
@@ -149,7 +149,7 @@ def test_a_loss_of_ones_own_selects_tokens_and_says_which_rows_need_a_pass():
 def test_an_algorithm_of_ones_own_is_one_method():
     class Reinforce(PolicyGradient):
         def estimate(self, rollouts: Rollouts, rewards_T: torch.Tensor) -> Advantages:
-            return Advantages(rollouts.rewards_B[rollouts.rows_T] * rollouts.mask_T, None, {})
+            return Advantages(rollouts.rewards_B[rollouts.trajectories_T] * rollouts.mask_T, None, {})
 
     result = Reinforce(PolicyGradientConfig(type="mine"), 8).advantages(rollouts())
     assert result.advantages_T.tolist() == [1, 1, 0, 0, 0, 0, 5, 0, 3]

@@ -71,7 +71,7 @@ def coefficients(kl: KLConfig, *steps: tuple[float, int]) -> list[float]:
                 rewards_B=torch.zeros(rows),
                 scored_B=torch.ones(rows, dtype=torch.bool),
                 groups_B=torch.zeros(rows, dtype=torch.int64),
-                rows_T=torch.arange(rows),
+                trajectories_T=torch.arange(rows),
                 mask_T=torch.ones(rows, dtype=torch.bool),
                 policy_logprobs_T=torch.zeros(rows),
                 ref_logprobs_T=torch.full((rows,), -observed_kl),

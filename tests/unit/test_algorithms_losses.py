@@ -95,7 +95,7 @@ def test_absurd_ratios_keep_a_finite_gradient():
     logprobs = torch.tensor([-1.0, -1.0], requires_grad=True)
     extreme = TokenColumns(
         advantages=torch.tensor([1.0, -1.0]),
-        weights=torch.ones(2),
+        loss_weights=torch.ones(2),
         shares=torch.full((2,), 0.5),
         old_logprobs=torch.full((2,), -200.0),
     )
@@ -109,7 +109,9 @@ def test_surrogate_against_the_equation_and_its_numeric_gradient():
     logprobs, old, advantages = torch.randn(3, 40, generator=generator, dtype=torch.float64)
     weights = torch.rand(40, generator=generator, dtype=torch.float64)
     loss = policy_loss(0.2, 0.28, dual_clip=3.0, entropy_coefficient=0.1, kl=KLConfig(place="loss", coefficient=0.2))
-    fixed = TokenColumns(old_logprobs=old, advantages=advantages, weights=weights, shares=weights, ref_logprobs=old - 1)
+    fixed = TokenColumns(
+        old_logprobs=old, advantages=advantages, loss_weights=weights, shares=weights, ref_logprobs=old - 1
+    )
 
     def total(logprobs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
         return loss(Outputs(logprobs, entropy), fixed)[0]
@@ -130,7 +132,9 @@ def test_value_loss_by_hand():
     """Clip 0.2. Token 0 moved 0.5 towards its return: the clipped error counts, without gradient; 1 moved away."""
     values = torch.tensor([0.5, -0.5, 0.1, 9.0], requires_grad=True)
     filled = TokenColumns(
-        values=torch.zeros(4), returns=torch.tensor([1.0, 1.0, 1.0, 0.0]), weights=torch.tensor([0.5, 0.25, 0.25, 0.0])
+        values=torch.zeros(4),
+        returns=torch.tensor([1.0, 1.0, 1.0, 0.0]),
+        loss_weights=torch.tensor([0.5, 0.25, 0.25, 0.0]),
     )
     loss, metrics = ValueLoss(0.2)(Outputs(values_S=values), filled)
     loss.backward()
@@ -140,7 +144,7 @@ def test_value_loss_by_hand():
 
 
 def test_value_loss_without_a_clip():
-    filled = TokenColumns(values=torch.zeros(2), returns=torch.ones(2), weights=torch.tensor([0.5, 0.5]))
+    filled = TokenColumns(values=torch.zeros(2), returns=torch.ones(2), loss_weights=torch.tensor([0.5, 0.5]))
     loss, _ = ValueLoss(None)(Outputs(values_S=torch.tensor([0.5, 3.0])), filled)
     assert loss.item() == pytest.approx(0.5 * (0.5 * 0.25 + 0.5 * 4.0))
 

@@ -17,14 +17,14 @@ MASK = [True, True, False, True, True]
 
 
 def rollouts(scored: tuple[bool, bool] = (True, True)) -> Rollouts:
-    rows_T = torch.tensor([0, 0, 0, 1, 1])
+    trajectories_T = torch.tensor([0, 0, 0, 1, 1])
     scored_B = torch.tensor(scored)
     return Rollouts(
         rewards_B=torch.tensor([1.0, 0.0]) * scored_B,
         scored_B=scored_B,
         groups_B=torch.tensor([0, 0]),
-        rows_T=rows_T,
-        mask_T=torch.tensor(MASK) & scored_B[rows_T],
+        trajectories_T=trajectories_T,
+        mask_T=torch.tensor(MASK) & scored_B[trajectories_T],
         policy_logprobs_T=torch.tensor(STUDENT),
         teacher_logprobs_T=torch.tensor(TEACHER),
     )
@@ -77,14 +77,14 @@ def test_the_gradient_is_that_of_the_reverse_kl():
             rewards_B=torch.zeros(5),
             scored_B=torch.ones(5, dtype=torch.bool),
             groups_B=one_each,
-            rows_T=one_each,
+            trajectories_T=one_each,
             mask_T=torch.ones(5, dtype=torch.bool),
             policy_logprobs_T=log_p.detach(),
             teacher_logprobs_T=log_q,
         )
     )
     columns = TokenColumns(
-        advantages=result.advantages_T.double(), weights=log_p.detach().exp(), shares=torch.full((5,), 0.2)
+        advantages=result.advantages_T.double(), loss_weights=log_p.detach().exp(), shares=torch.full((5,), 0.2)
     )
     loss, _ = algorithm.loss(Outputs(log_p, torch.zeros(5)), columns)
     (found,) = torch.autograd.grad(loss, logits)

@@ -74,7 +74,7 @@ def tandem_step(config, rows, policy, critic, reference) -> None:
     algorithm = make_algorithm(config, 8)
     lengths = torch.tensor([len(row.response_ids) for row in rows])
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    rows_T = torch.arange(len(rows)).repeat_interleave(lengths)
+    trajectories_T = torch.arange(len(rows)).repeat_interleave(lengths)
     scored = torch.tensor([row.reward is not None for row in rows])
     mask = torch.tensor([made for row in rows for made in row.mask]) & scored.repeat_interleave(lengths)
     rewards = torch.tensor([row.reward or 0.0 for row in rows])
@@ -82,7 +82,7 @@ def tandem_step(config, rows, policy, critic, reference) -> None:
         old = logprobs_and_entropy(policy, rows).logprobs_S
         ref = logprobs_and_entropy(reference, rows).logprobs_S if algorithm.needs else None
         old_values = values(critic, rows).values_S
-    rollouts = Rollouts(rewards, scored, torch.tensor(GROUPS), rows_T, mask, old, ref, values_T=old_values)
+    rollouts = Rollouts(rewards, scored, torch.tensor(GROUPS), trajectories_T, mask, old, ref, values_T=old_values)
     found = algorithm.advantages(rollouts)
     policy_optimizer = torch.optim.SGD(policy.parameters(), lr=LR)
     critic_optimizer = torch.optim.SGD(critic.parameters(), lr=LR)
@@ -92,8 +92,8 @@ def tandem_step(config, rows, policy, critic, reference) -> None:
     for minibatch in MINIBATCHES:
         take = torch.cat([torch.arange(int(offsets[row]), int(offsets[row + 1])) for row in minibatch])
         columns = whole.map(lambda column, take=take: column[take])
-        columns.weights = algorithm.weights(mask[take], rows_T[take])
-        columns.shares = token_weights("token_mean", mask[take], rows_T[take], 8)
+        columns.loss_weights = algorithm.weights(mask[take], trajectories_T[take])
+        columns.shares = token_weights("token_mean", mask[take], trajectories_T[take], 8)
         chosen = [rows[row] for row in minibatch]
         update(policy, policy_optimizer, algorithm.loss, logprobs_and_entropy(policy, chosen), columns)
         if algorithm.value_loss is not None:

@@ -53,10 +53,10 @@ def tokens(by_row: bool = True) -> tuple[Outputs, TokenColumns]:
         old_logprobs=old,
         rollout_logprobs=old + 0.05,
         advantages=advantages,
-        weights=weights,
+        loss_weights=weights,
         shares=torch.full((TOKENS,), 1 / TOKENS, dtype=torch.float64),
         selected=selected,
-        rows=ROWS,
+        trajectories=ROWS,
     )
     return Outputs(logprobs.requires_grad_(), torch.ones(TOKENS, dtype=torch.float64)), columns
 
@@ -120,7 +120,7 @@ def test_value_against_the_equation(name):
     outputs, columns = tokens()
     found, metrics = loss_of(name)(outputs, columns)
     terms = equation(name, outputs, columns)
-    expected = sum(weight * term for weight, term in zip(columns.weights.tolist(), terms, strict=True))
+    expected = sum(weight * term for weight, term in zip(columns.loss_weights.tolist(), terms, strict=True))
     assert found.item() == pytest.approx(expected, rel=1e-10)
     assert metrics["actor/pg_loss"].item() == found.item() and not metrics["actor/pg_loss"].requires_grad
     assert all(math.isfinite(value) for value in metrics.values())
@@ -152,7 +152,7 @@ def test_gradient_where_a_factor_has_none(name):
         clipped = torch.where(columns.advantages > 0, sequence > 1.1, sequence < 0.95)
         weight = sequence * ~clipped
         assert clipped.any() and not clipped.all()
-    torch.testing.assert_close(outputs.logprobs_S.grad, -columns.weights * columns.advantages * weight)
+    torch.testing.assert_close(outputs.logprobs_S.grad, -columns.loss_weights * columns.advantages * weight)
 
 
 def test_gspo_has_the_sequence_forms_gradient_where_a_row_has_one_advantage():
@@ -165,7 +165,7 @@ def test_gspo_has_the_sequence_forms_gradient_where_a_row_has_one_advantage():
         own = row == ROWS
         ratio, advantage = (logprobs - columns.old_logprobs)[own].mean().exp(), columns.advantages[own][0]
         clipped = ratio.clamp(0.95, 1.1)
-        total = total - columns.weights[own].sum() * torch.minimum(ratio * advantage, clipped * advantage)
+        total = total - columns.loss_weights[own].sum() * torch.minimum(ratio * advantage, clipped * advantage)
     total.backward()
     torch.testing.assert_close(outputs.logprobs_S.grad, logprobs.grad)
 
@@ -174,7 +174,9 @@ def test_gspo_weighs_tokens_of_one_row_apart():
     """The token form with advantages of their own (equation 13)."""
     outputs, columns = tokens(by_row=False)
     found, _ = loss_of("gspo")(outputs, columns)
-    expected = sum(w * t for w, t in zip(columns.weights.tolist(), equation("gspo", outputs, columns), strict=True))
+    expected = sum(
+        w * t for w, t in zip(columns.loss_weights.tolist(), equation("gspo", outputs, columns), strict=True)
+    )
     assert found.item() == pytest.approx(expected, rel=1e-10)
 
 
@@ -185,7 +187,7 @@ def test_on_fresh_trajectories_the_gradient_is_the_policy_gradient(name):
     columns.old_logprobs, columns.rollout_logprobs = None, outputs.logprobs_S.detach()
     loss_of(name)(outputs, columns)[0].backward()
     kept = ~columns.selected if name == "clip_cov" else torch.ones(TOKENS)
-    torch.testing.assert_close(outputs.logprobs_S.grad, -columns.weights * columns.advantages * kept)
+    torch.testing.assert_close(outputs.logprobs_S.grad, -columns.loss_weights * columns.advantages * kept)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -136,7 +136,7 @@ def test_descending_the_slopes_is_descending_the_loss():
     chosen, rejected = pairs().by_row(scores - REFERENCE)
     (expected,) = torch.autograd.grad(-logsigmoid(0.3 * (chosen - rejected)).mean(), weights, retain_graph=True)
     slopes, _ = loss(beta=0.3)(scores.detach(), pairs())
-    value, metrics = LinearScoreLoss()(Outputs(scores), TokenColumns(weights=slopes))
+    value, metrics = LinearScoreLoss()(Outputs(scores), TokenColumns(loss_weights=slopes))
     torch.testing.assert_close(torch.autograd.grad(value, weights)[0], expected, rtol=1e-6, atol=1e-8)
     assert metrics == {}
 

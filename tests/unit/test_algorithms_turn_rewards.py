@@ -31,7 +31,7 @@ def rollouts(rewards: list[float], lengths: list[int], turns: list[float] | None
         rewards_B=torch.tensor(rewards),
         scored_B=torch.ones(rows, dtype=torch.bool),
         groups_B=torch.zeros(rows, dtype=torch.int64),
-        rows_T=torch.arange(rows).repeat_interleave(torch.tensor(lengths)),
+        trajectories_T=torch.arange(rows).repeat_interleave(torch.tensor(lengths)),
         mask_T=torch.ones(sum(lengths), dtype=torch.bool),
         values_T=torch.zeros(sum(lengths)),
         turn_rewards_T=None if turns is None else torch.tensor(turns),

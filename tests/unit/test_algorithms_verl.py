@@ -39,7 +39,7 @@ def loss_of(settings: dict[str, object], importance: torch.Tensor | None = None)
     rows = torch.tensor([0, 0, 0, 0, 1, 1, 2])
     weights = algorithm.weights(torch.ones(7, dtype=torch.bool), rows).double()
     columns = TokenColumns(
-        old_logprobs=flat(OLD), advantages=flat(ADVANTAGES), weights=weights, shares=weights, rows=rows
+        old_logprobs=flat(OLD), advantages=flat(ADVANTAGES), loss_weights=weights, shares=weights, trajectories=rows
     )
     columns.importance_weights = importance
     return algorithm.loss(Outputs(flat(OLD) + flat(RATIOS).log(), torch.zeros(7)), columns)[0].item()

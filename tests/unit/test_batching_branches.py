@@ -117,7 +117,7 @@ def test_a_whole_trajectory_is_in_one_micro_batch_where_the_loss_asks_for_that(c
     whole = micro_batches(conversations, range(7), 1, whole_trajectories=True)
     assert [np.unique(conversations.trajectory_of_token[part.source]).tolist() for part in whole] == [[0], [1], [3]]
     for part in whole:
-        assert part.columns.rows is not None and len(np.unique(part.columns.rows)) == 1
+        assert part.columns.trajectories is not None and len(np.unique(part.columns.trajectories)) == 1
 
 
 def test_branches_are_in_one_step_and_on_one_rank(conversations: Batch) -> None:
@@ -170,7 +170,7 @@ def test_loss_and_gradients_of_siblings_with_prompts_of_their_own_are_those_of_e
         trajectory(branch(shared, ids(5))),
     ]
     batch = to_batch([Group(siblings, [Score(1.0)] * 3)])
-    batch.tokens.weights = batch.tokens.shares = token_shares(batch.loss_mask)
+    batch.tokens.loss_weights = batch.tokens.shares = token_shares(batch.loss_mask)
     model, plain = model_of("Qwen2"), model_of("Qwen2", "eager")
     plain.load_state_dict(model.state_dict())
     loss = torch.zeros(())

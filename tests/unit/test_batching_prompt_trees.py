@@ -24,8 +24,8 @@ def beginnings(seed: int, vocabulary: int = 29, count: int = 12) -> Batch:
         answer = random.integers(1, vocabulary, random.integers(1, 5))
         made.append(Demonstration(0, prompt.astype(np.int32), answer.astype(np.int32), np.ones(len(answer), np.bool_)))
     batch = demonstrations_to_batch(made, np.sort(random.integers(0, 4, count)))
-    batch.tokens.weights = (batch.loss_mask / batch.loss_mask.sum()).astype(np.float32)
-    batch.tokens.shares = batch.tokens.weights
+    batch.tokens.loss_weights = (batch.loss_mask / batch.loss_mask.sum()).astype(np.float32)
+    batch.tokens.shares = batch.tokens.loss_weights
     batch.tokens.advantages = random.standard_normal(len(batch.response_ids)).astype(np.float32)
     return batch
 

@@ -92,7 +92,7 @@ def test_the_correction_is_a_column_of_its_own() -> None:
     actor, _ = run(config, batch)
     [trained] = actor.batches
     assert np.array_equal(trained.tokens.importance_weights == 0, trained.row_of_token == 1)
-    assert (trained.tokens.weights > 0).all(), "what a token weighs in KL and entropy"
+    assert (trained.tokens.loss_weights > 0).all(), "what a token weighs in KL and entropy"
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_rows_that_are_left_out_weigh_nothing_and_leave_the_others_what_they_wei
         metrics = update(*models, critic_algorithm, placed, config)
     assert metrics["actor/trained_share"] == 3 / 4
     for model in (actor, critic):
-        trained = [(len(one), one.tokens.weights) for one in model.batches]
+        trained = [(len(one), one.tokens.loss_weights) for one in model.batches]
         assert sum(rows for rows, _ in trained) == 3
         assert all(weights is not None and (weights > 0).all() for _, weights in trained)
         if aggregation == "token_mean":

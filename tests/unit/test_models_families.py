@@ -245,7 +245,7 @@ def test_checkpointed_layers_compute_what_the_others_do(family: str) -> None:
         return
     ids, share = np.arange(3, 29, dtype=np.int32), np.full(7, 1 / 7, dtype=np.float32)
     scored = np.array([3, 4, 5, 11, 13, 20, 24])
-    columns = TokenColumns(weights=share, shares=share)
+    columns = TokenColumns(loss_weights=share, shares=share)
     batch = MicroBatch(
         ids, np.array([0, 4, 13, 26]), np.array([-1, 0, -1]), scored, ids[scored + 1], columns, np.arange(7)
     )

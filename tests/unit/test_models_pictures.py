@@ -92,8 +92,8 @@ class WeightedValues:
     token_local = True
 
     def __call__(self, outputs: Any, columns: TokenColumns[Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        assert columns.weights is not None
-        return (columns.weights * outputs.values_S).sum(), {}
+        assert columns.loss_weights is not None
+        return (columns.loss_weights * outputs.values_S).sum(), {}
 
 
 @pytest.mark.parametrize("tokens", [10_000, 60])
@@ -112,13 +112,13 @@ FROZEN, CHECKPOINTED = {"vision_tower": "frozen"}, {"activation_checkpointing": 
 def test_gradients_are_those_of_a_forward_pass_each(case: Case, options: dict[str, Any]) -> None:
     """Of the tower, too, where it learns."""
     batch = case.batch
-    batch.tokens.weights = np.random.default_rng(2).normal(size=len(batch.response_ids)).astype(np.float32)
-    batch.tokens.shares = np.zeros_like(batch.tokens.weights)
+    batch.tokens.loss_weights = np.random.default_rng(2).normal(size=len(batch.response_ids)).astype(np.float32)
+    batch.tokens.shares = np.zeros_like(batch.tokens.loss_weights)
     engine = engine_of(case, **options)
     for tokens in (10_000, 60):
         engine.model.zero_grad()
         case.theirs.zero_grad()
-        (case.wanted() * torch.from_numpy(batch.tokens.weights)).sum().backward()
+        (case.wanted() * torch.from_numpy(batch.tokens.loss_weights)).sum().backward()
         engine.forward_backward(micro_batches(batch, range(len(batch)), tokens), WeightedLogprobs())
         theirs = dict(case.theirs.named_parameters())
         frozen = {name for name, p in engine.model.named_parameters() if p.grad is None}
@@ -168,11 +168,11 @@ def test_values_are_those_of_a_forward_pass_each(case: Case, tmp_path: Path) -> 
     bodies = {name for name in published if not name.endswith("lm_head.weight")}
     assert saved.keys() == bodies | {"score.weight", "score.bias"}
     batch = case.batch
-    batch.tokens.weights = np.random.default_rng(2).normal(size=len(batch.response_ids)).astype(np.float32)
+    batch.tokens.loss_weights = np.random.default_rng(2).normal(size=len(batch.response_ids)).astype(np.float32)
     engine = engine_of(case, tmp_path)
     case.theirs.zero_grad()
     wanted = case.wanted_values(head)
-    (wanted * torch.from_numpy(batch.tokens.weights)).sum().backward()
+    (wanted * torch.from_numpy(batch.tokens.loss_weights)).sum().backward()
     theirs = {**dict(case.theirs.named_parameters()), "score.weight": head.weight, "score.bias": head.bias}
     for tokens in (10_000, 60):
         engine.model.zero_grad()

@@ -160,10 +160,10 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_packed_rows_have_the_log_probs_and_gradients_of_a_forward_pass_each(case: Case) -> None:
     batch, engine = case.batch, engine_of(case)
     wanted = case.wanted()
-    batch.tokens.weights = np.random.default_rng(2).normal(size=len(batch.response_ids)).astype(np.float32)
-    batch.tokens.shares = np.zeros_like(batch.tokens.weights)
+    batch.tokens.loss_weights = np.random.default_rng(2).normal(size=len(batch.response_ids)).astype(np.float32)
+    batch.tokens.shares = np.zeros_like(batch.tokens.loss_weights)
     case.theirs.zero_grad()
-    (wanted * torch.from_numpy(batch.tokens.weights)).sum().backward()
+    (wanted * torch.from_numpy(batch.tokens.loss_weights)).sum().backward()
     theirs = {name: p.grad for name, p in case.theirs.named_parameters() if p.grad is not None}
     for tokens in (10_000, 60):
         assert (logprobs(engine, batch, tokens) - wanted).abs().max() < 1e-5

@@ -230,7 +230,7 @@ def test_with_empty_answers_there_may_be_as_many_rows_as_tokens(size: int, by_ro
     seen = [model(ranks, rank).seen[0] for rank in range(size)]
     own = [select_rows(rows.whole(), np.flatnonzero(np.isin(batch.groups, part.groups))) for part in seen]
     for found, wanted in zip(seen, own, strict=True):
-        np.testing.assert_array_equal(found.tokens.weights, wanted.tokens.weights)
+        np.testing.assert_array_equal(found.tokens.loss_weights, wanted.tokens.loss_weights)
 
 
 @pytest.mark.parametrize("rows", [[0, 1, 2, 3], [1, 2], [0, 3]])
@@ -247,7 +247,7 @@ def test_weights_are_those_that_were_given_however_they_travel(trained: bool, ro
         with Placed(batch) as placed:
             given = weights.astype(np.float32)
             whole = placed.rows(np.array(rows), weights=given).whole()
-        np.testing.assert_array_equal(whole.tokens.weights, given)
+        np.testing.assert_array_equal(whole.tokens.loss_weights, given)
 
 
 def test_what_a_rank_has_does_not_travel_again() -> None:

@@ -58,7 +58,7 @@ def start(file: Path) -> Iterator[Start]:
         named = [
             f"{file}:{f}" if isinstance(f, str) else {"function": f"{file}:{f[0]}", "weight": f[1]} for f in functions
         ]
-        config = {"functions": named, "workers": 1, "timeout_s": 0.5, **config}
+        config = {"functions": named, "workers": 1, "timeout_s": 2, **config}
         started.append(RewardManager(RewardConfig(**config), seed=seed))
         return started[-1]
 

@@ -210,14 +210,14 @@ def test_a_loss_has_the_ratio_that_its_section_says(name: str) -> None:
     loss = every_loss()[name]
     logprobs, zeros = torch.tensor([-1.0, -2.0]), torch.zeros(2)
     columns: TokenColumns[Any] = TokenColumns(
-        weights=torch.tensor([0.5, 0.5]),
+        loss_weights=torch.tensor([0.5, 0.5]),
         shares=torch.tensor([0.5, 0.5]),
         advantages=torch.tensor([1.0, 0.5]),
         old_logprobs=logprobs,
         rollout_logprobs=logprobs,
         ref_logprobs=logprobs,
         selected=torch.tensor([False, False]),
-        rows=torch.tensor([0, 1]),
+        trajectories=torch.tensor([0, 1]),
     )
 
     def value(**changed: Any) -> float:
@@ -235,13 +235,13 @@ def test_kl_and_entropy_are_the_same_wherever_the_ratio_is_anchored(name: str) -
     """Token 1 has no advantage: what is left of its gradient is its KL's and its entropy's, by hand."""
     loss, weight = every_loss()[name], 0.25
     columns: TokenColumns[Any] = TokenColumns(
-        weights=torch.tensor([weight, weight]),
+        loss_weights=torch.tensor([weight, weight]),
         shares=torch.tensor([0.5, 0.5]),
         advantages=torch.tensor([1.0, 0.0]),
         ref_logprobs=torch.tensor([-1.5, -2.5]),
         rollout_logprobs=torch.tensor([-1.4, -2.4]),
         selected=torch.tensor([False, False]),
-        rows=torch.tensor([0, 1]),
+        trajectories=torch.tensor([0, 1]),
     )
     for old in ([-1.1, -2.1], [-1.4, -2.4]):
         for importance in (None, torch.tensor([1.7, 1.7]), torch.tensor([0.0, 0.0])):

@@ -9,12 +9,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
+
+from tests.endpoint import wait_until
 
 PROGRAM = Path(__file__).with_name("tracked_program.py")
 KEY = "x" * 40
@@ -92,11 +95,13 @@ def test_wandb_has_each_step_once_under_one_id(read_back: Path) -> None:
     assert table["columns"] == ["step", "prompt", "answer", "reward", "advantage"]
     assert table["data"] == [[2, "1+1=", "2", 1.0, 0.5], [2, "1+2=", "3", 0.5, -0.5]]
     # Of a step that was killed while it was recorded the first process may have left files, too.
-    seen = [*read_back.glob("wandb/offline-run-*/files/media/table/samples_4_*.table.json")]
-    assert seen and all(json.loads(path.read_text())["columns"] == table["columns"] for path in seen)
+    # Weights & Biases copies files in a process of its own, which may outlive the run's.
+    wait_until(lambda: any(read_back.glob("wandb/offline-run-*/files/media/table/samples_4_*.table.json")))
+    seen = read_back.glob("wandb/offline-run-*/files/media/table/samples_4_*.table.json")
+    assert all(json.loads(path.read_text())["columns"] == table["columns"] for path in seen)
     assert [row.get("samples_pictures.count") for row in rows] == [None] * 4 + [3, None]
-    names = {path.name for path in read_back.glob("wandb/offline-run-*/files/media/images/samples_pictures_4_*")}
-    assert len(names) == 2, "alike pictures are one file"
+    pictures = partial(read_back.glob, "wandb/offline-run-*/files/media/images/samples_pictures_4_*")
+    wait_until(lambda: len({path.name for path in pictures()}) == 2)  # alike pictures are one file
 
 
 @pytest.mark.parametrize("read_back", ["wandb"], indirect=True)

@@ -113,7 +113,7 @@ def batch() -> Batch:
         tokens=TokenColumns(
             advantages=random.normal(size=tokens).astype(np.float32),
             old_logprobs=-random.random(tokens).astype(np.float32) * 6,
-            weights=share,
+            loss_weights=share,
             shares=share,
         ),
     )
@@ -230,8 +230,8 @@ def test_neither_micro_batches_nor_row_order_change_loss_or_gradients(
 
 def test_a_row_without_weight_can_be_left_out(batch: Batch) -> None:
     engine = engine_of(model_of("Qwen2"))
-    assert batch.tokens.weights is not None
-    batch.tokens.weights[batch.row_of_token == 3] = 0
+    assert batch.tokens.loss_weights is not None
+    batch.tokens.loss_weights[batch.row_of_token == 3] = 0
     wanted_loss, wanted = train(engine, micro_batches(batch, range(ROWS), 10_000))
     loss, gradients = train(engine, micro_batches(batch, [row for row in range(ROWS) if row != 3], 10_000))
     assert loss == pytest.approx(wanted_loss, rel=1e-6, abs=1e-6)

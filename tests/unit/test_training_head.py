@@ -28,7 +28,7 @@ class CurvedLoss:
         self, outputs: Outputs[torch.Tensor], columns: TokenColumns[torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         self.calls += 1
-        logprobs_S, entropy_S, weights_S = outputs.logprobs_S, outputs.entropy_S, columns.weights
+        logprobs_S, entropy_S, weights_S = outputs.logprobs_S, outputs.entropy_S, columns.loss_weights
         assert logprobs_S is not None and entropy_S is not None and weights_S is not None
         centre = 0.0 if self.token_local else logprobs_S.mean()
         term_S = (logprobs_S - centre).exp() + logprobs_S.square()
@@ -43,7 +43,7 @@ class Case:
         self.linear = nn.Linear(HIDDEN, VOCABULARY, bias=bias).to(dtype)
         self.hidden = torch.randn(TOKENS, HIDDEN, dtype=dtype, requires_grad=True)
         self.targets = torch.randint(VOCABULARY, (TOKENS,))
-        self.columns = TokenColumns(weights=torch.rand(TOKENS))
+        self.columns = TokenColumns(loss_weights=torch.rand(TOKENS))
 
     def plain(
         self, loss: CurvedLoss, temperature: float, bend: Bend = NO_BEND
@@ -99,8 +99,8 @@ def test_loss_and_gradients_are_the_plain_ones(
     torch.testing.assert_close(outputs.entropy_S, wanted.entropy_S.detach(), rtol=0, atol=1e-6)
     loss_sum, metrics = sum_results([result])
     assert loss_sum == pytest.approx(value.item(), rel=1e-6)
-    assert chunked.columns.weights is not None
-    entropy = (chunked.columns.weights * wanted.entropy_S).sum().item()
+    assert chunked.columns.loss_weights is not None
+    entropy = (chunked.columns.loss_weights * wanted.entropy_S).sum().item()
     assert metrics["entropy"] == pytest.approx(entropy, rel=1e-6)
     assert len(plain.gradients()) == 2 + bias
     for found, want in zip(chunked.gradients(), plain.gradients(), strict=True):
@@ -178,7 +178,7 @@ def test_tiles_of_a_large_model_hold_what_they_say(entropy_gradient: bool, bend:
         linear.weight.grad = torch.empty(words, hidden, device="meta")
         hidden_S = torch.empty(tokens, hidden, dtype=torch.bfloat16, device="meta", requires_grad=True)
         targets_S = torch.empty(tokens, dtype=torch.int64, device="meta")
-        columns = TokenColumns(weights=torch.empty(tokens, device="meta"))
+        columns = TokenColumns(loss_weights=torch.empty(tokens, device="meta"))
         head = TiledVocabularyHead(linear, bend=bend)
         with Storages() as storages:
             head.backward(hidden_S, targets_S, columns, CurvedLoss(False, entropy_gradient))

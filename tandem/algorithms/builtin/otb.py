@@ -43,7 +43,7 @@ class OTB(PolicyGradient[OTBConfig]):
         self.needs |= {Need.SQUARED_PROBS, Need.POLICY_LOGPROBS}
 
     def estimate(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
-        mask_T, rows_A = rollouts.mask_T, rollouts.rows_T[rollouts.mask_T]
+        mask_T, rows_A = rollouts.mask_T, rollouts.trajectories_T[rollouts.mask_T]
         returns_A = discounted_returns(rewards_T, mask_T, rollouts.sequences_T, gamma=1.0)[mask_T].double()
         weight_A = self._moved_so_far(rollouts)
         same_place = rollouts.groups_B[rows_A] * len(mask_T) + places_in_rows(rows_A)
@@ -57,7 +57,7 @@ class OTB(PolicyGradient[OTBConfig]):
     def _moved_so_far(self, rollouts: Rollouts) -> Tensor:
         """W of each trained token, float64 `[A]`."""
         assert rollouts.policy_logprobs_T is not None and rollouts.squared_probs_T is not None
-        mask_T, rows_A = rollouts.mask_T, rollouts.rows_T[rollouts.mask_T]
+        mask_T, rows_A = rollouts.mask_T, rollouts.trajectories_T[rollouts.mask_T]
         probs_A = rollouts.policy_logprobs_T[mask_T].double().exp()
         moved_A = 1 - 2 * probs_A + rollouts.squared_probs_T[mask_T].double()
         total_A = moved_A.cumsum(0)

@@ -69,12 +69,12 @@ class ValueLoss:
 
     def __call__(self, outputs: Outputs[Tensor], columns: TokenColumns[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         values_S, old_S, returns_S = outputs.values_S, columns.values, columns.returns
-        assert values_S is not None and old_S is not None and returns_S is not None and columns.weights is not None
+        assert values_S is not None and old_S is not None and returns_S is not None and columns.loss_weights is not None
         squares_S = (values_S - returns_S).square()
         if self.value_clip is not None:
             clipped_S = old_S + (values_S - old_S).clamp(-self.value_clip, self.value_clip)
             squares_S = squares_S.maximum((clipped_S - returns_S).square())
-        loss = (columns.weights * squares_S).sum() / 2
+        loss = (columns.loss_weights * squares_S).sum() / 2
         return loss, {"critic/vf_loss": loss.detach()}
 
 

@@ -149,7 +149,7 @@ def micro_batch(run: FakeRun) -> Any:
         predicted_at=scored,
         targets=np.zeros(len(scored), dtype=np.int32),
         columns=TokenColumns(
-            weights=column(), shares=column(), advantages=column(), old_logprobs=column(), returns=column()
+            loss_weights=column(), shares=column(), advantages=column(), old_logprobs=column(), returns=column()
         ),
         source=scored,
         pictures=pictures,
@@ -165,10 +165,12 @@ class Loss:
         import torch
 
         if outputs.values_S is not None:
-            return (columns.weights * (outputs.values_S - columns.returns).square()).sum(), {}
+            return (columns.loss_weights * (outputs.values_S - columns.returns).square()).sum(), {}
         ratio = torch.exp(outputs.logprobs_S - columns.old_logprobs)
         surrogate = torch.minimum(ratio * columns.advantages, ratio.clamp(0.8, 1.2) * columns.advantages)
-        return -(columns.weights * surrogate).sum(), {"entropy": (columns.shares * outputs.entropy_S.detach()).sum()}
+        return -(columns.loss_weights * surrogate).sum(), {
+            "entropy": (columns.shares * outputs.entropy_S.detach()).sum()
+        }
 
 
 def _write_config(run: FakeRun, directory: Path) -> None:
