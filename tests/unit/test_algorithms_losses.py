@@ -30,7 +30,9 @@ def policy_loss(low: float, high: float, dual_clip: float | None = None, **more)
 
 
 def columns(**more) -> TokenColumns[torch.Tensor]:
-    return TokenColumns(**{"advantages": ADVANTAGES, "weights": WEIGHTS, "shares": SHARES, "old_logprobs": OLD, **more})
+    return TokenColumns(
+        **{"advantages": ADVANTAGES, "loss_weights": WEIGHTS, "shares": SHARES, "old_logprobs": OLD, **more}
+    )
 
 
 def outputs() -> Outputs[torch.Tensor]:
@@ -60,7 +62,7 @@ def test_clipped_surrogate_by_hand():
 def test_dual_clip_bounds_the_loss_of_bad_tokens():
     """At 3 only the ratio of 5 is over the bound; the token with a positive advantage and ratio 9 is not touched."""
     out = outputs()
-    weighted = columns(weights=torch.ones(6))
+    weighted = columns(loss_weights=torch.ones(6))
     loss, _ = policy_loss(0.2, 0.3, dual_clip=3.0)(out, weighted)
     loss.backward()
     assert loss.item() == pytest.approx(-1.3 - 0.5 + 0.8 + 1.5 + 3.0 - 2 * 1.3)
@@ -166,7 +168,7 @@ EVERY_TERM = policy_loss(0.2, 0.28, dual_clip=3.0, entropy_coefficient=0.1, kl=K
 def test_losses_and_metrics_add_up_over_slices(loss):
     """Any cut of the tokens gives the same loss, metrics and gradients: so does any micro-batching."""
     generator = torch.Generator().manual_seed(1)
-    names = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns", "weights", "shares")
+    names = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns", "loss_weights", "shares")
     filled = TokenColumns(**{name: torch.randn(50, generator=generator, dtype=torch.float64) for name in names})
     out = Outputs(*torch.randn(3, 50, generator=generator, dtype=torch.float64).requires_grad_())
     inputs = [out.logprobs_S, out.entropy_S, out.values_S]

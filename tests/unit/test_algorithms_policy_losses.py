@@ -205,7 +205,7 @@ def test_losses_and_metrics_add_up_over_micro_batches(name):
     for part in map(torch.tensor, parts):
         own = Outputs(outputs.logprobs_S[part], outputs.entropy_S[part])
         mine = columns.map(lambda column, part=part: column[part])
-        mine.rows = mine.rows.unique(return_inverse=True)[1]
+        mine.trajectories = mine.trajectories.unique(return_inverse=True)[1]
         cut.append(loss(own, mine))
     total = sum(value for value, _ in cut)
     torch.testing.assert_close(total, whole)

@@ -79,14 +79,14 @@ def test_the_correction_leaves_kl_and_entropy_alone(name: str) -> None:
     """A token that the correction masks loses the gradient of its surrogate, and keeps those of its KL and entropy."""
     loss, weight = every_loss()[name], 0.25
     columns = {
-        "weights": torch.tensor([weight, weight]),
+        "loss_weights": torch.tensor([weight, weight]),
         "shares": torch.tensor([0.5, 0.5]),
         "advantages": torch.tensor([1.0, 1.0]),
         "old_logprobs": torch.tensor([-1.0, -2.0]),
         "rollout_logprobs": torch.tensor([-1.0, -2.0]),
         "ref_logprobs": torch.tensor([-1.5, -2.5]),
         "selected": torch.tensor([False, False]),
-        "rows": torch.tensor([0, 1]),
+        "trajectories": torch.tensor([0, 1]),
     }
 
     def gradients(**more: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
