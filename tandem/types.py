@@ -547,8 +547,9 @@ class Outputs(Generic[Array]):
 class TokenLoss(Protocol[Array]):
     """A loss that is a sum over tokens: (outputs, columns) of some scored tokens -> (their loss, their metrics).
 
-    Each token's term is multiplied by `columns.loss_weights`, each metric's by `columns.shares`, and the results of all
-    micro-batches are summed: neither depends on how the step was cut.
+    Each token's term, and a metric that is a part of the loss, is multiplied by `columns.loss_weights`, a metric that
+    is a mean by `columns.shares`, and the results of all micro-batches are summed: neither depends on how the step was
+    cut.
     """
 
     @property

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Need(Enum):
     """What the loop must ask the engines for before `advantages`."""
 
-    POLICY_LOGPROBS = "log-probs of the policy before the update, by the trainer"
-    REF_LOGPROBS = "log-probs of the frozen reference policy"
+    POLICY_LOGPROBS = "log-probs of the old policy: the trainer's of before the update, or the engine's"
+    REF_LOGPROBS = "log-probs of the reference policy"
     TEACHER_LOGPROBS = "log-probs of the teacher that is distilled"
     TEACHER_TOP_LOGPROBS = "the teacher's most probable tokens at each position, and their log-probs"
     VALUES = "values of a critic"
@@ -66,7 +66,7 @@ class Rollouts:
 
     @property
     def sequences_T(self) -> Tensor:
-        """int64, ascending: tokens with the same number follow one another in one context."""
+        """int64, ascending: the branch of each token; tokens with the same number follow one another in one context."""
         return self.trajectories_T if self.branches_T is None else self.branches_T
 
     @property

@@ -41,7 +41,7 @@ class Tokens:
 class PolicyLoss(ABC, Generic[Config]):
     """term = w * surrogate - entropy_coefficient * entropy + kl.coefficient * kl (with kl.place: loss).
 
-    w is the importance weight of the rollout correction, 1 without. Columns: `advantages`, `weights` and `shares`;
+    w is the importance weight of the rollout correction, 1 without. Columns: `advantages`, `loss_weights` and `shares`;
     `importance_weights` and `ref_logprobs` where there are any. No `old_logprobs` says that these trajectories are
     trained on exactly once, and were made by the weights that are trained: then r is 1, with a gradient. The loop
     asserts it (`controller/learning.py`): tokens of older weights always come with old log-probs.
@@ -120,9 +120,10 @@ def bounded_exp(log_ratio_S: Tensor) -> Tensor:
     return log_ratio_S.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def row_mean(values_S: Tensor, tokens: Tokens) -> Tensor:
-    """At each token the mean over its row, for losses with `token_local = False`."""
-    rows_S = tokens.columns.trajectories
-    assert rows_S is not None
-    count_R = rows_S.bincount().clamp(min=1)
-    return (values_S.new_zeros(len(count_R)).index_add(0, rows_S, values_S) / count_R)[rows_S]
+def trajectory_mean(values_S: Tensor, tokens: Tokens) -> Tensor:
+    """At each token the mean over its trajectory, for losses with `token_local = False`."""
+    trajectories_S = tokens.columns.trajectories
+    assert trajectories_S is not None
+    count_R = trajectories_S.bincount().clamp(min=1)
+    sums_R = values_S.new_zeros(len(count_R)).index_add(0, trajectories_S, values_S)
+    return (sums_R / count_R)[trajectories_S]

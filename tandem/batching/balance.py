@@ -20,7 +20,8 @@ class BalancedPass(NamedTuple):
 def balance_rows(
     batch: Batch, parts: int, cost: RowCost = TOKENS_ALONE, passes: Sequence[BalancedPass] = ()
 ) -> list[IntArray]:
-    """The rows of each of `parts` ranks, ascending; the branches of a trajectory are on one rank.
+    """The rows of each of `parts` data-parallel groups, called ranks here, ascending; the branches of a trajectory are
+    on one.
 
     The sum over `passes` (default: one over all rows) of what the busiest rank computes is kept small, greedily: the
     groups, the most costly first, go where the passes that they are in have computed the least so far. Where it makes

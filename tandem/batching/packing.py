@@ -284,7 +284,7 @@ def _offsets_of(offsets: IntArray, rows: IntArray | slice) -> IntArray:
 
 
 def token_shares(mask: BoolArray) -> FloatArray:
-    """1 / (number of tokens in the mask) on them, 0 elsewhere."""
+    """1 / (number of tokens in the mask) on them, 0 elsewhere, for rows of one optimizer step."""
     return (mask / max(int(mask.sum()), 1)).astype(np.float32)
 
 

@@ -1,6 +1,6 @@
 """Checkpoint directories that are complete or absent, whatever kills the process and whenever.
 
-    <run>/checkpoints/step_000010/{model/, state/, manifest.json}
+    <run>/checkpoints/step_000010/{model/, state/, manifest.json}, with critic/, adapter/ or reference/ where there are
     <run>/checkpoints/latest, best                 text files that hold a name: step_000010
     <run>/checkpoints/.*.tmp                       being written, or being deleted
 

@@ -1,6 +1,6 @@
 """What `watch` of every cluster has in common: calls under way, callbacks of those that are answered, and sources.
 
-watch --answer of a rank--> Call --all ranks have answered--> due --run--> callbacks, then Source.turn
+watch --answer of a rank--> PendingCall --all ranks have answered--> due --run--> callbacks, then EventSource.turn
 """
 
 from collections import deque

@@ -65,7 +65,8 @@ class LossConfig(Section):
 
     type: Any
     aggregation: Aggregation = "token_mean"
-    """How token losses become one; `fixed_length` divides by rows * max_response_tokens (Dr. GRPO)."""
+    """How token losses become one; `sequence` is a trajectory, all branches of it; `fixed_length` divides by
+    trajectories * max_response_tokens (Dr. GRPO)."""
 
     divides_by: ClassVar[Literal["old_policy", "engine", "nothing"]] = "old_policy"
     """Whose probability of a token the surrogate divides the policy's by: what corrects for tokens of other weights."""
@@ -133,7 +134,7 @@ class RolloutCorrectionConfig(Section):
 
     type: Literal["none", "truncate", "mask"] = "none"
     level: Literal["token", "sequence", "geometric"] = "token"
-    """What the ratio of trainer and engine is of: the token, its whole response, or that per token."""
+    """What the ratio of trainer and engine is of: the token, all tokens of its trajectory, or the mean over these."""
     upper: PositiveFloat = 2.0
     """Larger ratios are cut to it (truncate) or take the token's surrogate out of the loss (mask)."""
     lower: NonNegativeFloat = 0.0

@@ -67,7 +67,7 @@ class SamplingConfig(Section):
 
 
 class NativeGenerationConfig(SamplingConfig):
-    """The built-in engine: continuous batching on the trainer's own parameters."""
+    """The built-in engine: continuous batching, on the parameters of a trainer of one rank itself, else on its own."""
 
     type: Literal["native"] = "native"
     max_running: MayChange[PositiveInt] = 256
@@ -115,7 +115,7 @@ class ReplicatedGenerationConfig(SamplingConfig):
     start_timeout_s: MayChange[PositiveFloat] = 600.0
     """For a replica to load its model."""
     max_restarts: MayChange[NonNegativeInt] = 3
-    """In a row, without a sample completed between them; one more failure ends the run, and so does a
+    """In a row, without a token delivered between them; one more failure ends the run, and so does a
     replica whose engine raises the same error, or ends its process in the same way, as the one before it."""
     sync: MayChange[WeightSyncConfig] = WeightSyncConfig()
     engine_args: MayChange[dict[str, Any]] = {}

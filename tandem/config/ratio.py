@@ -1,10 +1,12 @@
 """Which log-probs losses are given as the old policy's, and which pass tells the trainer's of before the step.
 
-    anchor      where                                               the trainer's log-probs
-    engine      rollout_correction.skip_old_logprobs, or by default of the first optimizer step's own pass
-    trainer     several optimizer steps, advantages that read them, of a pass before the update
-                a correction, or answers of older weights
-    own pass    elsewhere                                           of the only optimizer step's own pass
+    anchor      where (the first line that holds)                 the trainer's log-probs are those of
+    engine      rollout_correction.skip_old_logprobs, by default  the first optimizer step's own pass
+                where answers may be of older weights and no
+                correction is asked
+    trainer     several optimizer steps, advantages that read     a pass before the update
+                them, a correction, or answers of older weights
+    own pass    elsewhere                                         the only optimizer step's own pass
 
 While the policy rests it has no optimizer step: the engine's stay alone, and elsewhere the pass before the update is
 made. Decoupled PPO (Hilton et al. 2022) calls the trainer's policy of before the step proximal, the engine's behaviour.

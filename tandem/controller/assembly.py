@@ -70,7 +70,7 @@ class Roles:
 
     @property
     def trained(self) -> dict[str, Trained]:
-        """What a checkpoint holds, by its directory there."""
+        """What a checkpoint holds with an optimizer, by its directory there; a moving reference is beside them."""
         return {POLICY: self.actor} if self.critic is None else {POLICY: self.actor, CRITIC: self.critic}
 
     def publish(self, version: int) -> None:
@@ -270,7 +270,7 @@ def make_producer(
         experience.devices,
         placement.watch,
         ask,
-        sharing=Sharing.STANDS_STILL if in_models or experience.devices.engine_sleeps("training") else Sharing.BESIDE,
+        sharing=Sharing.STANDS_STILL if in_models or experience.devices.engine_sleeps("training") else Sharing.GO_ON,
         timeout_s=config.cluster.timeout_s,
         now=now,
     )

@@ -54,7 +54,7 @@ class Phases(Protocol):
         ...
 
     def to_update(self) -> None:
-        """From here on the actor and the critic alone."""
+        """From here on the actor and the critic alone compute; a reference may take up weights."""
         ...
 
     def publish(self, version: int) -> None:

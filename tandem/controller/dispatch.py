@@ -2,7 +2,8 @@
 
     group.call(method, *args) --distribute--> Calls by rank --> answers by rank --collect--> answer
 
-Each rank is sent its own rows and no others. Sheng et al. 2024 (HybridFlow), section 4.1: transfer protocols.
+Of a plain batch each rank is sent its own rows and no others; those of a training step are placed once (`placed.py`).
+Sheng et al. 2024 (HybridFlow), section 4.1: transfer protocols.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -39,7 +39,7 @@ class Model(RemoteWorkers[TrainWorker]):
 
 
 class Trained(Model):
-    """A model with an optimizer: what a checkpoint holds."""
+    """A model with an optimizer; a checkpoint holds both."""
 
     def learn(self, batch: Batch | PlacedRows, loss: TokenLoss[Tensor]) -> Future[tuple[StepMetrics, FloatArray]]:
         """One optimizer step: the loss's metrics and the optimizer's, and a policy's log-probs before it, `[T]`, NaN
@@ -128,7 +128,7 @@ class MovingReference(Policy):
         self.call_all(TrainWorker.check_saved).get()
 
     def load(self, checkpoint: Path) -> None:
-        """The weights of a checkpoint; where it has none, the reference was never refreshed."""
+        """The weights of a checkpoint, which has them where `kl.refresh_steps` is set; another run's may have none."""
         if (checkpoint / _REFERENCE).is_dir():
             self.call(TrainWorker.load, checkpoint / _REFERENCE, False).get()
 

@@ -40,7 +40,7 @@ from tandem.workers.rollout import Ask
 class Sharing(Enum):
     """What engines do while models train."""
 
-    BESIDE = auto()
+    GO_ON = auto()
     """They go on."""
     STANDS_STILL = auto()
     """Nothing: they compute in the models' processes, or on their devices."""
@@ -58,7 +58,7 @@ class RolloutProducer:
         watch: Callable[[], None],
         ask: Callable[[int], Ask],
         *,
-        sharing: Sharing = Sharing.BESIDE,
+        sharing: Sharing = Sharing.GO_ON,
         timeout_s: float = math.inf,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -129,11 +129,11 @@ class RolloutProducer:
             self.settle()
             self._engines.paused = True
         self._devices.to_training()
-        if self._engines.paused and self._sharing is Sharing.BESIDE:  # for the reward model alone
+        if self._engines.paused and self._sharing is Sharing.GO_ON:  # for the reward model alone
             self._go_on()
 
     def to_update(self) -> None:
-        """The reference has nothing more to compute until the next `publish`."""
+        """The reference scores nothing more until the next `publish`; its own weights may still move."""
         self._devices.to_update()
 
     def publish(self, version: int) -> None:

@@ -76,13 +76,18 @@ class Asked(NamedTuple):
     made: int
     keep: bool
     streamed: bool
+    is_rest: bool = False
+    """Of these some have started: what is asked now waits behind all others, so that nobody is overtaken for ever."""
 
     @classmethod
     def of(cls, request: Request, streamed: bool) -> Self:
+        """Of lists in the place of tuples, too."""
+        given = request.sampling
+        stops = {"stop_token_ids": tuple(given.stop_token_ids), "stop_strings": tuple(given.stop_strings)}
         return cls(
             request.token_ids.astype(np.int32).tobytes(),
-            request.pictures,
-            request.sampling,
+            tuple(request.pictures),
+            replace(given, **stops),
             request.top_logprobs,
             request.prompt_logprobs,
             request.made,
@@ -332,10 +337,11 @@ class NativeEngine:
             if not count or (starts and count < len(group)):
                 break
             start = _Start(group[:count], self._prefix_of(request))
+            del self._waiting[asked]
             if count < len(group):
-                self._waiting[asked] = group[count:]
-            else:
-                del self._waiting[asked]
+                rest = asked._replace(is_rest=True)
+                self._waiting[rest] = group[count:]
+                self._waiting.move_to_end(rest, last=False)
             starts.append(start)
             pages += self._cache.pages_of(*lengths, count)
             free -= count
@@ -472,12 +478,13 @@ class NativeEngine:
     @torch.inference_mode()
     def _withdraw(self, results: Results, asked: Asked) -> None:
         """Drop what is left of a request that nobody waits for any more."""
-        waiting = self._waiting.get(asked, [])
-        others = [entry for entry in waiting if entry.results is not results]
-        if others:
-            self._waiting[asked] = others
-        elif waiting:
-            del self._waiting[asked]
+        for key in (asked, asked._replace(is_rest=True)):
+            waiting = self._waiting.get(key, [])
+            others = [entry for entry in waiting if entry.results is not results]
+            if others:
+                self._waiting[key] = others
+            elif waiting:
+                del self._waiting[key]
         if started := [slot for slot, entry in enumerate(self._rows.samples) if entry.results is results]:
             self._release(started)
 

@@ -60,6 +60,8 @@ def convert(source: ForeignConfig) -> Imported:
     tree |= _tracking(keys)
     keys.texts |= best_counterparts(keys, method, tree)
     without_effect = {**WITHOUT_EFFECT, **_without_validation(keys), **best_without_effect(keys, _evaluates(keys))}
+    if "lora" not in tree["model"]:
+        without_effect["lora_*"] = "without use_peft the whole model learns"
     sort_the_rest(keys, made, without_effect, HARMLESS, MENDS)
     return made
 

@@ -89,7 +89,7 @@ def notes(config: TrainConfig | SftConfig, rows: int) -> Iterator[str]:
 
 
 def disk_line(config: TrainConfig | SftConfig) -> Iterator[str]:
-    """How much of the disk the trajectories of a run take at most, where it writes any."""
+    """About how much of the disk the trajectories of a run take where all answers are of the greatest length."""
     if not isinstance(config, TrainConfig) or not config.trainer.trajectories_every:
         return
     trainer, tokens = config.trainer, config.generation.max_response_tokens
@@ -99,9 +99,9 @@ def disk_line(config: TrainConfig | SftConfig) -> Iterator[str]:
     held = file * min(trainer.keep_trajectories or inf, written)
     if trainer.keep_trajectories_gib:
         held = min(held, max(trainer.keep_trajectories_gib, file))
-    most = f"at most {in_gib(held)} stay" if held < inf else "all of them stay"
+    most = f"about {in_gib(held)} stay" if held < inf else "all of them stay"
     yield (
-        f"trajectories: a step of {answers:,} answers of at most {tokens:,} tokens writes up to {in_gib(file)}; {most} "
+        f"trajectories: a step of {answers:,} answers of at most {tokens:,} tokens writes about {in_gib(file)}; {most} "
         "(trainer.keep_trajectories, trainer.keep_trajectories_gib), and of validation answers by the same rules"
     )
 

@@ -84,10 +84,11 @@ class Conversations:
 
     async def _hold(self, prompt: Prompt, sample: int, seed: int, sampling: SamplingParams) -> Trajectory:
         """The trajectory of one sample, through as many environments as it takes."""
-        start, failures = time.perf_counter(), 0
+        start, failures = 0.0, 0
         while True:
             try:
                 opened = await self._open(prompt)
+                start = start or time.perf_counter()
                 reward, numbers = await self._go_on(opened, seed, sampling)
                 break
             except EnvironmentFailed as error:

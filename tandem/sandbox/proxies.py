@@ -37,7 +37,7 @@ ARITHMETIC = (
 )  # fmt: skip
 BINARY = {name: getattr(operator, f"__{name}__") for name in ("lt", "le", "gt", "ge", *ARITHMETIC)}
 ATTRIBUTES = ("__name__", "__qualname__", "__doc__", "__dict__", "__annotations__", "__enter__", "__exit__")
-"""Those with underscores that are asked for; the others belong to protocols that a Remote does not follow."""
+"""Those with underscores that are asked for; the others belong to protocols that a RemoteObject does not follow."""
 BASES: tuple[Any, ...] = (int, float, complex, str, bytes, tuple, list, dict, set, frozenset)
 """Types of data that others are derived from."""
 

@@ -14,7 +14,7 @@ from tandem.files import write_text
 def write_environment(run_dir: Path, seed: int) -> None:
     """Git revision, seed, hardware and packages; what cannot be found out is null."""
     git = ("git", "-C", str(Path(__file__).parent))
-    tracked = _output(*git, "ls-files", "--error-unmatch", "environment.py")  # else: installed in another checkout
+    tracked = _output(*git, "ls-files", "--error-unmatch", Path(__file__).name)  # else: installed in another checkout
     described = {
         "git_revision": tracked and _output(*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"),
         "seed": seed,

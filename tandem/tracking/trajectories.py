@@ -23,6 +23,8 @@ from tandem.types import Batch, Branch, Group, IntArray, Picture, Prompt, Score,
 
 _NAME = re.compile(r"step_(\d+)\.parquet")
 _GIB = 2**30
+_EMPTY_FILE = 8 * 2**10
+"""Bytes: the names and places of columns."""
 _TURNS = pa.list_(
     pa.struct([("author", pa.string()), ("tokens", pa.int32()), ("reward", pa.float64()), ("text", pa.string())])
 )
@@ -97,20 +99,28 @@ def _remove_old(folder: Path, step: int, keep: FolderLimit) -> None:
     upto = [name for number, name in _names_by_step(folder).items() if number <= step]
     stays = upto[-keep.files :]
     if keep.gib:
-        sizes = [os.stat(f"{folder}/{name}").st_size for name in reversed(stays)]
+        sizes = [_bytes_of(f"{folder}/{name}") for name in reversed(stays)]
         fit = sum(total <= keep.gib * _GIB for total in accumulate(sizes))
         stays = stays[-max(fit, 1) :]
     for old in upto[: len(upto) - len(stays)]:
-        (folder / old).unlink()
+        (folder / old).unlink(missing_ok=True)
+
+
+def _bytes_of(path: str) -> int:
+    """0 where somebody else has taken it away, or it is a link to what is not there."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
 
 
 def largest_file_bytes(answers: int, prompt_tokens: int, response_tokens: int) -> int:
     """About what a file of so many answers takes where each prompt and each response has so many tokens, in one branch.
 
     A response token is its id, two log-probs, an advantage and a version of four bytes each, a bit of the mask, and
-    some letters of text that lz4 makes shorter; a prompt token is its id and its text.
+    some letters of text that lz4 makes shorter; a prompt token is its id and its text. A file without rows takes some.
     """
-    return answers * (8 * prompt_tokens + 21 * response_tokens)
+    return _EMPTY_FILE + answers * (8 * prompt_tokens + 21 * response_tokens)
 
 
 def files_by_step(folder: Path) -> dict[int, Path]:

@@ -40,7 +40,7 @@ class RowSelection:
     rows: IntArray | None = None
     """Ascending numbers, of the batch in the controller and of the rank's rows on the rank; None: all."""
     weights: FloatArray | ByRow | None = None
-    """The column `weights` of these rows."""
+    """The column `loss_weights` of these rows."""
     trained_tokens: int = 0
     """Those of all ranks in this cut: `shares` is 1 / trained_tokens on each of them. Read with weights alone."""
     to_controller: bool = True

@@ -826,6 +826,41 @@ def test_a_caller_that_leaves_gives_its_rows_back_at_once() -> None:
     assert tokens(run(leave())) == tokens(ask(native(), MIXED[0])[0])
 
 
+def test_one_that_asks_again_and_again_does_not_hold_up_another() -> None:
+    """Six clients repeat one question on two slots, and what is left of it when some have started is a queue's place:
+    the seventh client's, asked once, comes after the six that were there."""
+    engine = native(max_running=2)
+
+    async def crowd() -> int:
+        before, is_answered = 0, asyncio.Event()
+
+        async def repeat(seed: int) -> None:
+            nonlocal before
+            for turn in range(20):
+                if is_answered.is_set():
+                    return
+                await collect(engine, request(1, seeds=(100 * seed + turn,), max_tokens=4))
+                before += not is_answered.is_set()
+
+        async def once() -> None:
+            await asyncio.sleep(0)
+            await collect(engine, request(2, seeds=(1,), max_tokens=4))
+            is_answered.set()
+
+        await asyncio.gather(*(repeat(seed) for seed in range(6)), once())
+        return before
+
+    assert run(crowd()) <= 6 + 2
+
+
+def test_lists_are_taken_where_tuples_are_meant() -> None:
+    asked = request(1, seeds=(1,), max_tokens=5)
+    listed: Any = replace(asked.sampling, stop_token_ids=[3], stop_strings=[])
+    (of_list,) = ask(native(), replace(asked, sampling=listed))
+    (of_tuple,) = ask(native(), replace(asked, sampling=replace(asked.sampling, stop_token_ids=(3,))))
+    assert tokens(of_list) == tokens(of_tuple)
+
+
 def test_a_caller_that_leaves_is_found_without_a_look_at_all_others_that_wait() -> None:
     class Unseen(list[NativeSample]):
         def __iter__(self) -> Any:

@@ -19,6 +19,7 @@ from tandem.tracking.console import ConsoleTracker
 from tandem.tracking.jsonl import JsonlTracker, read_metrics
 from tandem.tracking.run_environment import write_environment
 from tandem.tracking.trackers.tensorboard import TensorBoardConfig, TensorBoardTracker
+from tests.conftest import ROOT
 
 
 def test_each_step_is_one_strict_json_line(tmp_path):
@@ -148,3 +149,5 @@ def test_environment_names_versions_hardware_and_seed(tmp_path):
     assert environment["cores"] >= 1
     assert environment["memory_gib"] > 0.1
     assert environment["gpus"] is None or "," in environment["gpus"]
+    head = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    assert (environment["git_revision"] or "").removesuffix("-dirty") == head.stdout.strip()

@@ -206,6 +206,8 @@ def test_the_oldest_files_go_where_all_are_larger_than_the_bound(tmp_path, step)
     assert write(3, two) == later | {"step_000002.parquet", "step_000003.parquet"}
     assert write(4, FolderLimit(files=1, gib=1.0)) == later | {"step_000004.parquet"}
     assert write(5, FolderLimit(gib=0.5 * size / 2**30)) == later | {"step_000005.parquet"}, "the newest one stays"
+    (folder / "step_000001.parquet").symlink_to(tmp_path / "an archive that is not there.parquet")
+    assert write(6, two) == later | {f"step_00000{number}.parquet" for number in (1, 5, 6)}
 
 
 def test_a_file_is_as_large_as_is_told(tmp_path):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from tandem.algorithms.builtin.grpo import GRPO, GRPOFamilyConfig
-from tandem.algorithms.policy_loss import PolicyLoss, Tokens, bounded_exp, row_mean
+from tandem.algorithms.policy_loss import PolicyLoss, Tokens, bounded_exp, trajectory_mean
 from tandem.config.algorithms import Aggregation, LossConfig, PolicyGradientConfig, PolicyLossConfig
 from tandem.config.base import PositiveFloat
 
@@ -59,13 +59,13 @@ class GMPOLoss(PolicyLoss[GMPOLossConfig]):
     def surrogate(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         sign_S = tokens.advantages_S.sign()
         clipped_S = sign_S * tokens.log_ratio_S > self.config.clip_log_ratio
-        return -tokens.advantages_S * bounded_exp(row_mean(self._cut_log_ratio(tokens), tokens)), clipped_S
+        return -tokens.advantages_S * bounded_exp(trajectory_mean(self._cut_log_ratio(tokens), tokens)), clipped_S
 
     def corrected(self, surrogate_S: Tensor, importance_weights_S: Tensor, tokens: Tokens) -> Tensor:
         kept_S = (importance_weights_S > 0).to(importance_weights_S.dtype)
         log_weight_S = importance_weights_S.where(kept_S > 0, 1.0).log()
-        share_kept_S = row_mean(kept_S, tokens).where(kept_S > 0, 1.0)
-        log_product_S = row_mean((self._cut_log_ratio(tokens) + log_weight_S) * kept_S, tokens)
+        share_kept_S = trajectory_mean(kept_S, tokens).where(kept_S > 0, 1.0)
+        log_product_S = trajectory_mean((self._cut_log_ratio(tokens) + log_weight_S) * kept_S, tokens)
         return -tokens.advantages_S * bounded_exp(log_product_S / share_kept_S) * kept_S
 
     def _cut_log_ratio(self, tokens: Tokens) -> Tensor:

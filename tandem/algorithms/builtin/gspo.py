@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from tandem.algorithms.builtin.grpo import GRPO, GRPOFamilyConfig
-from tandem.algorithms.policy_loss import PolicyLoss, Tokens, bounded_exp, clipped_surrogate, row_mean
+from tandem.algorithms.policy_loss import PolicyLoss, Tokens, bounded_exp, clipped_surrogate, trajectory_mean
 from tandem.config.algorithms import Aggregation, ClipRangeConfig, PolicyLossConfig
 from tandem.config.base import PositiveFloat
 
@@ -43,6 +43,6 @@ class GSPOLoss(PolicyLoss[GSPOLossConfig]):
     token_local = False
 
     def surrogate(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        log_ratio_S = row_mean(tokens.log_ratio_S.detach(), tokens)
+        log_ratio_S = trajectory_mean(tokens.log_ratio_S.detach(), tokens)
         ratio_S = bounded_exp(log_ratio_S + tokens.logprobs_S - tokens.logprobs_S.detach())
         return clipped_surrogate(self.config, ratio_S, tokens.advantages_S)

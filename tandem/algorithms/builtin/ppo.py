@@ -60,7 +60,7 @@ class PPO(PolicyGradient[PPOConfig]):
 class ValueLoss:
     """Half the squared error to the returns, or if larger, that of the value clipped around the old one (PPO2).
 
-    Columns: `values` (the old ones), `returns` and `weights`.
+    Columns: `values` (the old ones), `returns` and `loss_weights`.
     """
 
     value_clip: float | None

@@ -75,7 +75,7 @@ class Host:
 
 
 def open_library(config: HostedConfig) -> Library:
-    """Raises Refused, and what importing the library raises."""
+    """Raises EnvironmentRefused, and what importing the library raises."""
     return import_module(f"tandem.rollout.environments.adapters.{config.type}").open_library(config)
 
 

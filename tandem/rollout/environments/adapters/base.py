@@ -50,7 +50,7 @@ class Library(Protocol):
 
 
 def as_text(observation: object, whose: str) -> str:
-    """An observation that is text. Raises Refused."""
+    """An observation that is text. Raises EnvironmentRefused."""
     if not isinstance(observation, str):
         raise EnvironmentRefused(
             f"{whose} observes {type(observation).__name__}, not text; wrap it so that it says what it sees"

@@ -13,7 +13,7 @@ from tandem.rollout.environments.adapters.base import EnvironmentRefused, Episod
 
 
 def open_library(config: GymnasiumConfig) -> "_Gymnasium":
-    """Raises Refused where the environment cannot be made, or speaks in anything but text."""
+    """Raises EnvironmentRefused where the environment cannot be made, or speaks in anything but text."""
     library = _Gymnasium(config.environment, config.arguments)
     try:
         _close(library.make())
@@ -31,7 +31,7 @@ class _Gymnasium:
         self._kind = _own_kind(name) if name.rpartition(":")[0].endswith(".py") else None
 
     def make(self) -> Any:
-        """Raises Refused where its spaces are not Text. An object without spaces shows what it says when it runs."""
+        """Raises EnvironmentRefused where its spaces are not Text. An object without spaces shows itself when it runs."""
         made: Any
         made = self._kind(**self._arguments) if self._kind else gymnasium.make(self.name, **self._arguments)
         for what in ("observation_space", "action_space"):

@@ -11,7 +11,7 @@ from tandem.rollout.environments.adapters.base import EnvironmentRefused, Episod
 
 
 def open_library(config: ReasoningGymConfig) -> "_ReasoningGym":
-    """Raises Refused where there is no such data set, or it takes no such arguments."""
+    """Raises EnvironmentRefused where there is no such data set, or it takes no such arguments."""
     library = _ReasoningGym(config)
     try:
         library.begin(0, {})

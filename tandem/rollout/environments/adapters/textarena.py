@@ -10,7 +10,7 @@ from tandem.rollout.environments.adapters.base import EnvironmentRefused, Episod
 
 
 def open_library(config: TextArenaConfig) -> "_TextArena":
-    """Raises Refused where there is no such game, or it is not for one player."""
+    """Raises EnvironmentRefused where there is no such game, or it is not for one player."""
     library = _TextArena(config.environment, config.arguments)
     try:
         library.begin(0, {}).close()
