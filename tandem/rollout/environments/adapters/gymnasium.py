@@ -31,7 +31,7 @@ class _Gymnasium:
         self._kind = _own_kind(name) if name.rpartition(":")[0].endswith(".py") else None
 
     def make(self) -> Any:
-        """Raises EnvironmentRefused where its spaces are not Text. One without spaces shows what it says when it runs."""
+        """Raises EnvironmentRefused where its spaces are not Text; an object without spaces shows them as it runs."""
         made: Any
         made = self._kind(**self._arguments) if self._kind else gymnasium.make(self.name, **self._arguments)
         for what in ("observation_space", "action_space"):
