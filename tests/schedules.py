@@ -366,7 +366,7 @@ def start(world: World, seed: int, module: ModuleType) -> tuple[Any, Any, Any]:
         FakeDevices(world, rollout),
         world.cluster.watch,
         lambda number: Ask(RolloutRequest(Prompt(number, NO_TOKENS, "", "", ""), (number,)), world.greedy),
-        sharing=module.Sharing.STANDS_STILL if world.colocated else module.Sharing.BESIDE,
+        sharing=module.Sharing.STANDS_STILL if world.colocated else module.Sharing.GO_ON,
         now=lambda: world.cluster.now,
     )
     return rollouts, rollout, actor
