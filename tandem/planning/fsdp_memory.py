@@ -480,7 +480,7 @@ def _visit(engine: FsdpSizes, own: int, buffers: int) -> Memory:
         optimizer=masters * others + chosen.state_bytes(others, 0), buffers=buffers if chosen.moves_embeddings else 0
     )
     of_matrices = Memory(optimizer=masters * together + chosen.state_bytes(together, together), buffers=buffers)
-    return max(of_others, of_matrices, key=lambda memory: memory.total)
+    return _largest((of_others, of_matrices))
 
 
 def _publish(engine: FsdpSizes) -> Memory:
