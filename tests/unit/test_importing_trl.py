@@ -596,6 +596,12 @@ def test_the_end_of_answers_and_uploads_are_not_passed_over(token: str) -> None:
     assert _of("sft", eos_token=None, push_to_hub=False).unsupported == []
 
 
+def test_adapters_that_use_peft_does_not_ask_for_are_without_effect() -> None:
+    made = _of("sft", lora_r=8)
+    assert "lora" not in made.tree["model"] and made.unsupported == []
+    assert "lora_r=8: without use_peft the whole model learns" in made.without_effect
+
+
 @pytest.mark.parametrize("name", ["paged_adamw_8bit", "adamw_8bit", "adamw_bnb_8bit"])
 def test_moments_in_8_bits_are_taken_over_and_what_differs_is_told(name: str) -> None:
     made = _of("ppo", optim=name, learning_rate=2e-6, total_episodes=300)

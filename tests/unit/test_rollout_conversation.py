@@ -242,6 +242,19 @@ def test_environments_that_do_not_start_or_close_are_failures_too() -> None:
     assert never.log == ["close"]
 
 
+def test_how_long_an_environment_takes_to_start_is_no_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("tandem.rollout.conversation.time.perf_counter", lambda: clock[0])
+
+    class Slow(Asking):
+        async def start(self, prompt: Prompt) -> Sequence[Message]:
+            clock[0] += 60
+            return await super().start(prompt)
+
+    (trajectory,), _ = hold([Slow([])])
+    assert trajectory.status is Status.COMPLETED and trajectory.generation_s == 0
+
+
 def test_what_the_engine_raises_is_raised_and_every_environment_closed() -> None:
     def script(text: str) -> str:
         if "a?" in text:
