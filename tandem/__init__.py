@@ -201,7 +201,7 @@ __all__ = [
 ]
 _EXPORTS = {
     "algorithms": ("PolicyGradient",),
-    "algorithms.base": ("Advantages", "Algorithm", "Rollouts", "Need"),
+    "algorithms.base": ("Advantages", "Algorithm", "Need", "Rollouts"),
     "algorithms.supervised": ("NextTokenLoss",),
     "batching.packing": ("demonstrations_to_batch", "to_batch", "token_shares"),
     "config.load": ("load_config",),

@@ -6,12 +6,12 @@ Any advantage goes with any loss that makes sense; a published name brings the d
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from tandem.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Share, rule
 from tandem.config.optimizer import AnyOptimizerConfig
 from tandem.config.paths import Reference
-from tandem.config.sections import FoundIn
+from tandem.config.sections import FoundIn, of_usual_type
 from tandem.config.teacher import TeacherConfig
 
 KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
@@ -310,13 +310,8 @@ def _whose(section: object) -> str:
     return "own" if isinstance(name, OwnAlgorithmConfig) or ":" in str(getattr(name, "type", name)) else "built_in"
 
 
-def _of_usual_type(given: Any) -> Any:
-    """A section without a type is the usual algorithm's, as no section is."""
-    return {"type": "grpo", **cast(dict[str, Any], given)} if isinstance(given, dict) else given
-
-
 AlgorithmConfig = Annotated[
     Annotated[PolicyGradientConfig, BUILTIN, Tag("built_in")] | Annotated[OwnAlgorithmConfig, Tag("own")],
     Discriminator(_whose),
-    BeforeValidator(_of_usual_type),
+    of_usual_type("grpo"),
 ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from tandem.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, Section, Share
-from tandem.config.sections import FoundIn
+from tandem.config.sections import FoundIn, of_usual_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,9 +64,5 @@ class OptimizerConfig(Section):
         return 0
 
 
-def _of_usual_type(given: Any) -> Any:
-    return {"type": "adamw", **cast(dict[str, Any], given)} if isinstance(given, dict) else given
-
-
-AnyOptimizerConfig = Annotated[OptimizerConfig, FoundIn("tandem.training.optimizers"), BeforeValidator(_of_usual_type)]
+AnyOptimizerConfig = Annotated[OptimizerConfig, FoundIn("tandem.training.optimizers"), of_usual_type("adamw")]
 """The optimizer of any type."""

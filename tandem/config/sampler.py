@@ -1,12 +1,10 @@
 """The section `data.sampler`: which row is drawn next."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, cast
-
-from pydantic import BeforeValidator
+from typing import Annotated, Any
 
 from tandem.config.base import Section
-from tandem.config.sections import FoundIn
+from tandem.config.sections import FoundIn, of_usual_type
 
 
 class SamplerKind(Section):
@@ -19,8 +17,4 @@ class SamplerKind(Section):
         yield from ()
 
 
-def _of_usual_type(given: Any) -> Any:
-    return {"type": "epochs", **cast(dict[str, Any], given)} if isinstance(given, dict) else given
-
-
-SamplerConfig = Annotated[SamplerKind, FoundIn("tandem.data.samplers"), BeforeValidator(_of_usual_type)]
+SamplerConfig = Annotated[SamplerKind, FoundIn("tandem.data.samplers"), of_usual_type("epochs")]

@@ -6,9 +6,9 @@ not import torch (`tests/architecture`).
 """
 
 from functools import reduce
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, cast, get_args
 
-from pydantic import Field, GetCoreSchemaHandler
+from pydantic import BeforeValidator, Field, GetCoreSchemaHandler
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 
@@ -45,6 +45,15 @@ class FoundIn:
         sections: list[Any] = list(self.sections(source).values())
         one_of_them = reduce(lambda union, section: union | section, sections)
         return handler.generate_schema(Annotated[one_of_them, Field(discriminator="type")])
+
+
+def of_usual_type(usual: str) -> BeforeValidator:
+    """A section that says no type is of this one."""
+
+    def filled(given: Any) -> Any:
+        return {"type": usual, **cast(dict[str, Any], given)} if isinstance(given, dict) else given
+
+    return BeforeValidator(filled)
 
 
 def sections_at(field: FieldInfo) -> list[type[Section]]:

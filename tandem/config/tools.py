@@ -1,12 +1,12 @@
 """The tools that the policy may call, `conversation.environment.tools`: of any kind, or a function by its reference."""
 
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Tag
+from pydantic import AfterValidator, Discriminator, Tag
 
 from tandem.config.base import Section
 from tandem.config.paths import absolute_reference
-from tandem.config.sections import FoundIn
+from tandem.config.sections import FoundIn, of_usual_type
 
 
 class ToolsConfig(Section):
@@ -17,11 +17,6 @@ class ToolsConfig(Section):
 
 def _form(tool: object) -> str:
     return "reference" if isinstance(tool, str) else "built_in"
-
-
-def _of_usual_type(given: Any) -> Any:
-    """A section without a type is a function's."""
-    return {"type": "function", **cast(dict[str, Any], given)} if isinstance(given, dict) else given
 
 
 def _written_short(tool: str) -> str:
@@ -35,5 +30,5 @@ ToolConfig = Annotated[
     Annotated[ToolsConfig, FoundIn("tandem.rollout.tools.builtin"), Tag("built_in")]
     | Annotated[Annotated[str, AfterValidator(_written_short)], Tag("reference")],
     Discriminator(_form),
-    BeforeValidator(_of_usual_type),
+    of_usual_type("function"),
 ]
