@@ -54,10 +54,11 @@ def eager_logprobs(config: tandem.TrainConfig, batch: tandem.Batch, dtype: str, 
         asked = slice(*batch.prompt_offsets[row : row + 2].tolist())
         answer = slice(*batch.response_offsets[row : row + 2].tolist())
         ids = torch.from_numpy(np.concatenate((batch.prompt_ids[asked], batch.response_ids[answer])).astype(np.int64))
+        made = answer.stop - answer.start
         with torch.no_grad():
-            logits = model(ids[None], use_cache=False).logits[0, -1 - (answer.stop - answer.start) : -1].float()
+            logits = model(ids[None], use_cache=False, logits_to_keep=made + 1).logits[0, :-1].float()
         logprobs = (logits / temperature).log_softmax(-1)
-        found[answer] = logprobs.gather(1, ids[len(ids) - (answer.stop - answer.start) :, None])[:, 0].numpy()
+        found[answer] = logprobs.gather(1, ids[len(ids) - made :, None])[:, 0].numpy()
     return found
 
 

@@ -53,7 +53,7 @@ def steps(first: int | None) -> Iterator[str]:
             (found,) = run_fake([run])
             tokens = PROMPT + sum(ANSWERS) - len(ANSWERS)
             engine = FsdpSizes(
-                shape_of(config), RANKS[name], tokens=tokens, scored=sum(ANSWERS), checkpointing=True
+                shape_of(config), RANKS[name], tokens=tokens, predicted=sum(ANSWERS), checkpointing=True
             )  # fmt: skip
             for phase, memory in phases(engine).items():
                 if peak := found["peaks"].get(phase, {}).get("total"):

@@ -25,7 +25,7 @@ from statistics import fmean
 from command_line import parse_arguments
 
 from tandem.errors import UserError
-from tandem.planning.costs import ClusterCosts, PlannedRole, Serving, parallel_layouts, parallel_memory
+from tandem.planning.costs import ClusterCosts, Generators, PlannedRole, parallel_layouts, parallel_memory
 from tandem.planning.decode_cost import DecodeCost, generation_s
 from tandem.planning.hardware import Machines, parse_machines
 from tandem.planning.model_shape import ModelShape, shape_of
@@ -103,7 +103,7 @@ def costs(actor_billions: int, critic_billions: int, gpus: int, any_layout: bool
         WORK,
         layouts,
         parallel_memory(WORK),
-        serving=Serving(models_leave=False),
+        generators=Generators(models_leave=False),
         constants=work,
     )
 

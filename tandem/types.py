@@ -6,7 +6,7 @@ Everything here is numpy and plain Python, so that it imports in milliseconds an
 versions and groups are int32, log-probs and rewards float32, offsets and indices int64.
 
 Array suffixes: `_B` rows, one a branch of a trajectory (an answer of one turn has one), `_T` response tokens of all
-rows, head to tail, `_N` tokens of a micro-batch, prompts included, `_S` scored tokens of a micro-batch. `offsets` has
+rows, head to tail, `_N` tokens of a micro-batch, prompts included, `_S` those of them that are predicted. `offsets` has
 one entry more than there are rows: row `i` is `values[offsets[i]:offsets[i + 1]]`.
 """
 
@@ -304,7 +304,8 @@ class Trajectory:
     """What was said before `messages`: not always what the data row holds. Empty where the answer is one turn of
     text."""
     last_turn: Status | None = None
-    """How the policy's last turn ended; None where it ended as the trajectory did."""
+    """How the policy's last turn ended; None where there are no turns, or the answer is one turn of text, whose status
+    is the trajectory's."""
     branches: tuple[Branch, ...] = ()
     """Further lines of tokens, where the conversation left the first one, which the arrays above are: its history was
     rewritten, or the policy was asked anew. They share the trajectory's reward."""
@@ -520,7 +521,7 @@ class MicroBatch:
 
 @dataclass(slots=True)
 class Outputs(Generic[Array]):
-    """What a model computes for the scored tokens (`_S`, as in MicroBatch), float32. What was not asked for is None."""
+    """What a model computes for predicted tokens (`_S`, as in MicroBatch), float32. What was not asked for is None."""
 
     logprobs_S: Array | None = None
     """log softmax(logits / temperature) at the token that was chosen."""
@@ -545,7 +546,7 @@ class Outputs(Generic[Array]):
 
 
 class TokenLoss(Protocol[Array]):
-    """A loss that is a sum over tokens: (outputs, columns) of some scored tokens -> (their loss, their metrics).
+    """A loss that is a sum over tokens: (outputs, columns) of some predicted tokens -> (their loss, their metrics).
 
     Each token's term, and a metric that is a part of the loss, is multiplied by `columns.loss_weights`, a metric that
     is a mean by `columns.shares`, and the results of all micro-batches are summed: neither depends on how the step was

@@ -123,7 +123,7 @@ class Probe(Worker[ProbeSpec | None]):
 
     @register(Dispatch.ALL)
     def neighbour(self, role: str) -> float:
-        return self.context.neighbours[role]._scale
+        return self.context.colocated[role]._scale
 
     @register(Dispatch.ALL)
     def fail(self, rank: int, user: bool = False) -> None:

@@ -288,7 +288,7 @@ class FakeDevices:
         if self.engine_sleeps("training"):
             self._rollout.set_asleep(False).get()
 
-    def to_training(self) -> None:
+    def to_preparation(self) -> None:
         self._world.training = True
         if self.engine_sleeps("training"):
             self._rollout.set_asleep(True).get()
@@ -318,7 +318,7 @@ def run(seed: int, module: ModuleType = real, timing: int = 0, killed: bool = Tr
         record.append([_taken(world, group) for group in groups])
         _check_staleness(world, step, record[-1], resumed=checkpoint[0] > 0)
         _check_memory(world, rollouts)
-        rollouts.to_training()
+        rollouts.to_preparation()
         actor.learn(world.random.choice([0.0, 0.2, 1.0, 5.0])).get()
         rollouts.publish(step)
         if world.random.random() < world.evaluations:

@@ -1,7 +1,7 @@
 """What an algorithm is: the signals it needs, scores -> advantages, log-probs -> loss. Pure tensors.
 
-Suffixes: `_B` trajectories, which are the rows here, `_T` response tokens of all rows head to tail, `_A` trained ones
-among them, `_S` scored tokens of a micro-batch.
+Suffixes: `_B` trajectories (where a `Batch` has a row a branch), `_T` response tokens of all of them head to tail, `_A`
+trained ones among these, `_S` predicted tokens of a micro-batch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Need(Enum):
     """What the loop must ask the engines for before `advantages`."""
 
-    POLICY_LOGPROBS = "log-probs of the old policy: the trainer's of before the update, or the engine's"
+    OLD_LOGPROBS = "log-probs of the old policy: the trainer's of before the update, or the engine's"
     REF_LOGPROBS = "log-probs of the reference policy"
     TEACHER_LOGPROBS = "log-probs of the teacher that is distilled"
     TEACHER_TOP_LOGPROBS = "the teacher's most probable tokens at each position, and their log-probs"
@@ -37,14 +37,14 @@ class Rollouts:
     rewards_B: Tensor
     """0 where `scored_B` is False."""
     scored_B: Tensor
-    """bool: False on rows whose reward failed; they take no part in any statistic and get advantage 0."""
+    """bool: False on trajectories whose reward failed; they take no part in any statistic and get advantage 0."""
     groups_B: Tensor
-    """int64: rows with the same number are siblings."""
+    """int64: trajectories with the same number are siblings."""
     trajectories_T: Tensor
-    """int64, ascending: the row of each token, which is its trajectory, in whichever branch."""
+    """int64, ascending: the trajectory of each token, in whichever branch."""
     mask_T: Tensor
-    """bool: tokens the policy made, in scored rows."""
-    policy_logprobs_T: Tensor | None = None
+    """bool: tokens the policy made, in scored trajectories."""
+    old_logprobs_T: Tensor | None = None
     """Log-probs of the policy that is about to be trained, by the trainer; with
     `rollout_correction.skip_old_logprobs`, the default with `trainer.max_staleness`, those of the generation engine
     for the weights that made each token."""
@@ -54,28 +54,30 @@ class Rollouts:
     squared_probs_T: Tensor | None = None
     """sum(pi^2) over the vocabulary, of the policy that is about to be trained."""
     turn_rewards_T: Tensor | None = None
-    """The part of the row's reward that a turn earned, on the turn's last token; None where environments give none."""
+    """The part of the trajectory's reward that a turn earned, on the turn's last token; None where environments give
+    none."""
     greedy_rewards_B: Tensor | None = None
-    """`[B]`, the reward of the greedy answer to the row's prompt, NaN where it has none."""
+    """`[B]`, the reward of the greedy answer to the trajectory's prompt, NaN where it has none."""
     parts: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])
-    """`[B]` each, NaN where a row's reward lacks the part."""
+    """`[B]` each, NaN where a trajectory's reward lacks the part."""
     seed: int = 0
     """This step's seed, for what an algorithm draws."""
-    branches_T: Tensor | None = None
-    """int64, ascending: the branch of each token, for what runs along a sequence; None: a trajectory has one branch."""
+    branches_T: Tensor = field(default=cast("Tensor", None))
+    """int64, ascending: the branch of each token; tokens with the same number follow one another in one context.
+    Default: each trajectory has one branch."""
 
-    @property
-    def sequences_T(self) -> Tensor:
-        """int64, ascending: the branch of each token; tokens with the same number follow one another in one context."""
-        return self.trajectories_T if self.branches_T is None else self.branches_T
+    def __post_init__(self) -> None:
+        if self.branches_T is None:  # pyright: ignore[reportUnnecessaryComparison]
+            self.branches_T = self.trajectories_T
 
     @property
     def trained_tokens_B(self) -> Tensor:
-        """int64: how many tokens of each row are trained on."""
+        """int64: how many tokens of each trajectory are trained on."""
         return self.trajectories_T[self.mask_T].bincount(minlength=len(self.rewards_B))
 
     def by_token(self, values_B: Tensor) -> Tensor:
-        """Each row's value on its trained tokens; float32 `[T]`, 0 elsewhere and in rows that are not scored."""
+        """Each trajectory's value on its trained tokens; float32 `[T]`, 0 elsewhere and in those that are not
+        scored."""
         return (values_B * self.scored_B).float()[self.trajectories_T] * self.mask_T
 
 
@@ -108,7 +110,7 @@ class Algorithm(Protocol):
 
     @property
     def zero_without_advantage(self) -> bool:
-        """The policy loss has gradient zero on a token with advantage 0: such rows need no pass."""
+        """The policy loss has gradient zero on a token with advantage 0: such trajectories need no pass."""
         ...
 
     def advantages(self, rollouts: Rollouts) -> Advantages:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 def covariances(rollouts: Rollouts, advantages_T: Tensor) -> Tensor:
     """The covariance of each trained token, float64 `[A]`."""
-    assert rollouts.policy_logprobs_T is not None
+    assert rollouts.old_logprobs_T is not None
     advantages_A = advantages_T[rollouts.mask_T].double()
-    logprobs_A = rollouts.policy_logprobs_T[rollouts.mask_T].double()
+    logprobs_A = rollouts.old_logprobs_T[rollouts.mask_T].double()
     return (advantages_A - advantages_A.mean()) * (logprobs_A - logprobs_A.mean())
 
 

@@ -1,4 +1,4 @@
-"""Algorithms that compare the siblings of a prompt: one advantage a row, no critic."""
+"""Algorithms that compare the siblings of a prompt: one advantage a trajectory, no critic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Config = TypeVar("Config", bound=PolicyGradientConfig)
 
 
 class Siblings:
-    """Statistics within each row's group, over the scored rows only; all float64 `[B]`."""
+    """Statistics within each trajectory's group, over the scored trajectories only; all float64 `[B]`."""
 
     def __init__(self, scored_B: Tensor, groups_B: Tensor) -> None:
         import torch
@@ -33,25 +33,26 @@ class Siblings:
         return self.sum(values_B) / self.count_B.clamp(min=1)
 
     def std(self, values_B: Tensor) -> Tensor:
-        """The sample's (n - 1 in the denominator); 0 where fewer than two rows are scored."""
+        """The sample's (n - 1 in the denominator); 0 where fewer than two trajectories are scored."""
         return (self.sum((values_B - self.mean(values_B)).square()) / (self.count_B - 1).clamp(min=1)).sqrt()
 
 
 class GroupRelative(PolicyGradient[Config]):
-    """A subclass implements `row_advantages`. A row whose siblings all lost their reward gets 0: it has no baseline.
+    """A subclass implements `trajectory_advantages`. A trajectory whose siblings all lost their reward gets 0: it has
+    no baseline.
 
-    With `turn_rewards: by_turn` the advantage of a turn is its row's less what earlier turns have earned: the return
-    from the turn on, with the baseline of the whole trajectory (docs/decisions/0008-rewards-of-turns.md).
+    With `turn_rewards: by_turn` the advantage of a turn is its trajectory's less what earlier turns have earned: the
+    return from the turn on, with the baseline of the whole trajectory (docs/decisions/0008-rewards-of-turns.md).
     """
 
     @abstractmethod
-    def row_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
-        """The advantage of each row, float64; `rewards_B` are the shaped ones, float64."""
+    def trajectory_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
+        """The advantage of each trajectory, float64; `rewards_B` are the shaped ones, float64."""
 
     def estimate(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
         scored_B, rewards_B = rollouts.scored_B, rollouts.rewards_B.double()
         siblings = Siblings(scored_B, rollouts.groups_B)
-        advantages_B = self.row_advantages(rewards_B, siblings, rollouts) * (siblings.count_B > 1)
+        advantages_B = self.trajectory_advantages(rewards_B, siblings, rollouts) * (siblings.count_B > 1)
         advantages_T = rollouts.by_token(advantages_B)
         if self.config.turn_rewards == "by_turn" and rollouts.turn_rewards_T is not None:
             compared_T = rollouts.by_token((siblings.count_B > 1).double())

@@ -45,7 +45,7 @@ class PolicyGradient(ABC, Generic[Config]):
         if config.kl.place != "none":
             self.needs |= {Need.REF_LOGPROBS}
         if config.kl.place == "reward" or self.loss.selects_by_logprobs:
-            self.needs |= {Need.POLICY_LOGPROBS}
+            self.needs |= {Need.OLD_LOGPROBS}
 
     @property
     def zero_without_advantage(self) -> bool:
@@ -76,7 +76,7 @@ class PolicyGradient(ABC, Generic[Config]):
         By turn, a turn's reward lies on its own last token, and the end of a branch has what turns up to there have not
         earned: what no turn earned, and what those of later branches did.
         """
-        rewards_B, places = rollouts.rewards_B, (rollouts.mask_T, rollouts.trajectories_T, rollouts.sequences_T)
+        rewards_B, places = rollouts.rewards_B, (rollouts.mask_T, rollouts.trajectories_T, rollouts.branches_T)
         rewards_T = reward_at_last_token(rewards_B, *places)
         if self.config.turn_rewards == "whole" or rollouts.turn_rewards_T is None:
             return rewards_T
@@ -97,7 +97,7 @@ class PolicyGradient(ABC, Generic[Config]):
         shaped_B = self._normalize_and_clip(rewards_B)
         if self.config.overlong_buffer > 0:
             buffer_tokens = self.config.overlong_buffer * self._max_response_tokens
-            lengths_B = longest_branches(rollouts.trajectories_T, rollouts.sequences_T, len(shaped_B))
+            lengths_B = longest_branches(rollouts.trajectories_T, rollouts.branches_T, len(shaped_B))
             shaped_B = shaped_B + overlong_penalty(lengths_B, self._max_response_tokens, buffer_tokens)
         shaped_greedy_B = None if greedy_B is None else self._normalize_and_clip(greedy_B.double()).float()
         return replace(rollouts, rewards_B=(shaped_B * rollouts.scored_B).float(), greedy_rewards_B=shaped_greedy_B)
@@ -110,10 +110,10 @@ class PolicyGradient(ABC, Generic[Config]):
 
     def _estimate_with_kl(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
         """Take the KL to the reference off the rewards, estimate, then let the KL coefficient follow its target."""
-        assert rollouts.policy_logprobs_T is not None and rollouts.ref_logprobs_T is not None
+        assert rollouts.old_logprobs_T is not None and rollouts.ref_logprobs_T is not None
         coefficient = self._kl_coefficient
         estimator = self.config.kl.estimator
-        kl_T = kl_estimate(estimator, rollouts.policy_logprobs_T, rollouts.ref_logprobs_T) * rollouts.mask_T
+        kl_T = kl_estimate(estimator, rollouts.old_logprobs_T, rollouts.ref_logprobs_T) * rollouts.mask_T
         kl_B = rollouts.trajectories_T.bincount(kl_T.double(), minlength=len(rollouts.rewards_B))
         penalized = replace(rollouts, rewards_B=(rollouts.rewards_B - coefficient * kl_B).float())
         result = self.estimate(penalized, rewards_T - coefficient * kl_T)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def gae(
-    rewards_T: Tensor, values_T: Tensor, mask_T: Tensor, sequences_T: Tensor, gamma: float, gae_lambda: float
+    rewards_T: Tensor, values_T: Tensor, mask_T: Tensor, branches_T: Tensor, gamma: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation (Schulman et al. 2016, equation 16): (advantages, returns).
 
@@ -23,13 +23,13 @@ def gae(
         advantage_t = delta_t + gamma * lambda * advantage_{t+1}
         return_t = advantage_t + value_t
 
-    t + 1 is the sequence's next policy token, whatever a tool said in between; after the last one the value is 0, on
-    truncated ones too. `sequences_T`: ascending, the branch of each token. Nothing runs from one branch into another:
+    t + 1 is the branch's next policy token, whatever a tool said in between; after the last one the value is 0, on
+    truncated ones too. `branches_T`: ascending, the branch of each token. Nothing runs from one branch into another:
     their contexts differ.
     """
     import torch
 
-    rewards_A, values_A, rows_A = rewards_T[mask_T], values_T[mask_T], sequences_T[mask_T]
+    rewards_A, values_A, rows_A = rewards_T[mask_T], values_T[mask_T], branches_T[mask_T]
     advantages_A = torch.empty_like(rewards_A, dtype=torch.float32)
     returns_A = torch.empty_like(advantages_A)
     for piece in _pieces(rows_A):
@@ -89,11 +89,11 @@ def _discounted_sums(terms_A: Tensor, to_go_A: Tensor, factor: float) -> Tensor:
     return sums[place_A]
 
 
-def discounted_returns(rewards_T: Tensor, mask_T: Tensor, sequences_T: Tensor, gamma: float) -> Tensor:
-    """The sum of a token's reward and, discounted by gamma a policy token, all later ones of its sequence."""
+def discounted_returns(rewards_T: Tensor, mask_T: Tensor, branches_T: Tensor, gamma: float) -> Tensor:
+    """The sum of a token's reward and, discounted by gamma a policy token, all later ones of its branch."""
     import torch
 
-    _, returns_T = gae(rewards_T, torch.zeros(len(mask_T)), mask_T, sequences_T, gamma, gae_lambda=1.0)
+    _, returns_T = gae(rewards_T, torch.zeros(len(mask_T)), mask_T, branches_T, gamma, gae_lambda=1.0)
     return returns_T
 
 

@@ -44,9 +44,9 @@ def overlong_penalty(lengths_B: Tensor, max_response_tokens: int, buffer_tokens:
     return ((max_response_tokens - buffer_tokens - lengths_B) / buffer_tokens).clamp(-1, 0)
 
 
-def longest_branches(trajectories_T: Tensor, sequences_T: Tensor, rows: int) -> Tensor:
-    """int64 `[B]`: tokens of each row's longest branch, for `max_response_tokens` bounds each branch by itself."""
-    lengths_T = sequences_T.bincount()[sequences_T]
+def longest_branches(trajectories_T: Tensor, branches_T: Tensor, rows: int) -> Tensor:
+    """int64 `[B]`: tokens of each trajectory's longest branch, each of which has at most `max_response_tokens`."""
+    lengths_T = branches_T.bincount()[branches_T]
     return trajectories_T.new_zeros(rows).scatter_reduce(0, trajectories_T, lengths_T, "amax")
 
 
@@ -55,22 +55,22 @@ def earned_so_far(turn_rewards_T: Tensor, mask_T: Tensor, trajectories_T: Tensor
     token is its last; branches one after another. float64 `[T]`, 0 outside the mask."""
     import torch
 
-    rows_A, rewards_A = trajectories_T[mask_T], turn_rewards_T[mask_T].double()
+    trajectories_A, rewards_A = trajectories_T[mask_T], turn_rewards_T[mask_T].double()
     total_A = rewards_A.cumsum(0)
-    starts_A = torch.searchsorted(rows_A, rows_A)
+    starts_A = torch.searchsorted(trajectories_A, trajectories_A)
     earned_T = torch.zeros(len(mask_T), dtype=torch.float64)
     earned_T[mask_T] = total_A - (total_A - rewards_A)[starts_A]
     return earned_T
 
 
-def reward_at_last_token(rewards_B: Tensor, mask_T: Tensor, trajectories_T: Tensor, sequences_T: Tensor) -> Tensor:
-    """The reward of each row on the last policy token of each of its sequences, 0 on all others; float32 `[T]`.
+def reward_at_last_token(rewards_B: Tensor, mask_T: Tensor, trajectories_T: Tensor, branches_T: Tensor) -> Tensor:
+    """The reward of each trajectory on the last policy token of each of its branches, 0 on all others; float32 `[T]`.
 
     So every policy token is followed by the reward once, in whichever branch of its trajectory it is.
     """
     import torch
 
     tokens_A = mask_T.nonzero().squeeze(1)
-    sequences_A = sequences_T[tokens_A]
-    last_of_sequence_A = torch.searchsorted(sequences_A, sequences_A, right=True) - 1
-    return torch.zeros(len(mask_T)).index_put((tokens_A[last_of_sequence_A],), rewards_B[trajectories_T[tokens_A]])
+    branches_A = branches_T[tokens_A]
+    last_of_branch_A = torch.searchsorted(branches_A, branches_A, right=True) - 1
+    return torch.zeros(len(mask_T)).index_put((tokens_A[last_of_branch_A],), rewards_B[trajectories_T[tokens_A]])

@@ -2,7 +2,7 @@
 
     d_t = log pi_old(t) - log pi_rollout(t)
 
-    ratio of token t    token: exp(d_t)    sequence: exp(sum of the row's d)    geometric: exp(mean of the row's d)
+    ratio of token t    token: exp(d_t); over its trajectory: sequence: exp(sum of d)    geometric: exp(mean of d)
     truncate            w = min(ratio, upper)
     mask                w = ratio where lower <= ratio <= upper, else 0
 

@@ -19,7 +19,7 @@ from fsspec.core import url_to_fs
 
 from tandem.checkpoint.draft import for_each
 from tandem.checkpoint.run_dir import locked
-from tandem.checkpoint.store import check_sound, files_of, kept_names
+from tandem.checkpoint.store import check_sound, files_of, kept_names, step_of
 from tandem.errors import UserError
 from tandem.files import sync_tree, temporary_name, write_text
 
@@ -55,13 +55,13 @@ class RemoteCheckpoints:
         own_id, latest = run_dir / _RUN_ID, run_dir / "checkpoints" / "latest"
         try:
             there = self._whole()
-            newest = max(there, default="")
+            newest = max(there, key=step_of, default="")
             if there and not (latest.exists() and own_id.exists() and own_id.read_text() == self._read(_RUN_ID)):
                 raise UserError(
                     f"trainer.checkpoint_url: {self.url} holds the checkpoints of another run ({newest}) than "
                     f"{run_dir}; continue that run with --resume {self.url}, or give another URL"
                 )
-            if there and newest > (own := latest.read_text(encoding="utf-8").strip()):
+            if there and step_of(newest) > step_of(own := latest.read_text(encoding="utf-8").strip()):
                 raise UserError(
                     f"trainer.checkpoint_url: {self.url} is further ({newest}) than {run_dir} ({own}), and going on "
                     f"from that would delete what is newer; continue with --resume {self.url}, or, to go back to "
@@ -82,7 +82,7 @@ class RemoteCheckpoints:
         """What is there is older than this checkpoint, or another one of its name."""
         latest = self._pointed("latest") or ""
         if latest != checkpoint.name:
-            return latest < checkpoint.name
+            return step_of(latest) < step_of(checkpoint.name)
         manifest = self._manifest(latest)
         return not self._files.exists(manifest) or (
             self._files.cat_file(manifest) != (checkpoint / _MANIFEST).read_bytes()
@@ -110,7 +110,7 @@ class RemoteCheckpoints:
         for pointer, pointed in pointers.items():
             self._files.pipe_file(self._path("checkpoints", pointer), f"{pointed}\n".encode())
         names = self._names()
-        for other in names - kept_names(names, int(name[5:]), keep_last, self._pointed("best")):
+        for other in names - kept_names(names, step_of(name), keep_last, self._pointed("best")):
             self._delete(other)
 
     def fetch(self, run_dir: Path) -> None:
@@ -128,7 +128,7 @@ class RemoteCheckpoints:
             pointer, own_id, run_id = checkpoints / "latest", run_dir / _RUN_ID, self._read(_RUN_ID)
             if pointer.exists() and (not own_id.exists() or own_id.read_text() != run_id):
                 raise UserError(f"{run_dir}: holds another run than {self.url}; give another trainer.run_dir")
-            if pointer.exists() and pointer.read_text(encoding="utf-8").strip() >= name:
+            if pointer.exists() and step_of(pointer.read_text(encoding="utf-8").strip()) >= step_of(name):
                 print(f"{run_dir} has a checkpoint as new as {name} of {self.url}: nothing is fetched", flush=True)
                 return
             print(f"fetching {name} of {self.url} into {run_dir}", flush=True)
@@ -205,7 +205,7 @@ class RemoteCheckpoints:
             return
         others, pointer = self._whole() - {name}, self._path("checkpoints", "latest")
         if others:
-            self._files.pipe_file(pointer, f"{max(others)}\n".encode())
+            self._files.pipe_file(pointer, f"{max(others, key=step_of)}\n".encode())
         else:
             self._files.rm_file(pointer)
 

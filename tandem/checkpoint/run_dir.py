@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tandem.checkpoint.branch import branch_of
+from tandem.checkpoint.fork import fork_of
 from tandem.config.load import dump_config, load_config
 from tandem.config.objects import DIRECTORY as OBJECTS
 from tandem.config.resume import Change, changes
@@ -95,7 +95,7 @@ def check_run_dir(config: TrainConfig | SftConfig) -> list[Change]:
     if found and not stored.exists():
         raise UserError(f"{path}: not a run (no {_CONFIG}, but {', '.join(found[:3])}); give another trainer.run_dir")
     if not (path / "checkpoints").exists() and not (path / "metrics.jsonl").exists():
-        branch_of(config)
+        fork_of(config)
         return []
     if not config.trainer.resume:
         raise UserError(f"{path}: holds another run; continue it with --resume {path}, or give another trainer.run_dir")

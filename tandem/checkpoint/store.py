@@ -130,7 +130,7 @@ class CheckpointStore:
                 if remote.is_behind(checkpoint):
                     self._push(remote, checkpoint, draft)
 
-        self._writing = _Write(int(checkpoint.name[5:]), draft, complete)
+        self._writing = _Write(step_of(checkpoint.name), draft, complete)
 
     def check(self) -> None:
         """Raises what went wrong with the write under way, or with one that has ended since."""
@@ -181,6 +181,7 @@ class CheckpointStore:
             raise
         final = self._final(step)
         if final.exists():  # of a run that went back, or was killed before it could call it the latest
+            self._point_elsewhere(final)
             self._delete(final)
         os.rename(temporary, final)
         sync(self.directory)
@@ -245,6 +246,19 @@ class CheckpointStore:
         path = self.directory / pointer
         return read_pointer(path) if path.exists() else None
 
+    def _point_elsewhere(self, replaced: Path) -> None:
+        """While a checkpoint is replaced nothing names it: the latest is meanwhile the one before, and no longer is it
+        the best, which its successor of the same step need not be."""
+        others = [path.name for path in self.directory.glob("step_*") if path != replaced]
+        others = [name for name in others if step_of(name) < step_of(replaced.name)] or others
+        for pointer in ("latest", "best"):
+            if self._named(pointer) != replaced:
+                continue
+            if pointer == "latest" and others:
+                write_text(self.directory / pointer, max(others, key=step_of) + "\n")
+            else:
+                (self.directory / pointer).unlink()
+
     def _prune(self, step: int) -> None:
         found = {path.name: path for path in self.directory.glob("step_*")}
         best = self._named("best")
@@ -260,10 +274,16 @@ class CheckpointStore:
         shutil.rmtree(trash)
 
 
+def step_of(name: str) -> int:
+    """The step of a checkpoint, `step_000010`; -1 for any other name."""
+    number = name.removeprefix("step_")
+    return int(number) if number != name and number.isdigit() else -1
+
+
 def kept_names(names: Iterable[str], step: int, keep_last: int, best: str | None) -> set[str]:
     """Of checkpoints, those that stay once that of `step` is written: the newest, the best, and what is none of ours.
     Those of later steps are of a run that went back."""
-    found = {name: int(name[5:]) for name in names if name.startswith("step_") and name[5:].isdigit()}
+    found = {name: step_of(name) for name in names if step_of(name) >= 0}
     newest = sorted(number for number in found.values() if number <= step)[-keep_last:]
     return {name for name in names if name not in found or found[name] in newest or name == best}
 

@@ -78,13 +78,13 @@ def key_in(text: str) -> str:
     return text.partition(", ")[0].partition(": ")[0]
 
 
-def whole(value: Any) -> int:
+def int_or_zero(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
 def positive(value: Any) -> int | None:
     """A number of steps, where 0 and -1 mean never."""
-    return value if whole(value) > 0 else None
+    return value if int_or_zero(value) > 0 else None
 
 
 def nonzero(value: Any) -> Any:

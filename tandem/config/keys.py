@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, cast, get_args, get_origin
+from typing import Any, Literal, cast, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
@@ -61,13 +61,15 @@ def _union_tags(kind: type[Section]) -> Iterator[str]:
 
 
 def section_of(field: FieldInfo, given: Any) -> type[Section] | None:
-    """The section that a value was meant to be: of several, the one with its type."""
+    """The section that a value was meant to be: of several, the one with its type, a class of the user's included."""
     if not isinstance(given, Mapping):
         return None
     wanted = cast(Mapping[str, Any], given).get("type", _default_type(field))
     for section in sections_at(field):
         types = section.model_fields.get("type")
         if types is None or wanted in get_args(types.annotation) or (wanted is None and not types.is_required()):
+            return section
+        if get_origin(types.annotation) is not Literal and ":" in str(wanted):
             return section
     return None
 

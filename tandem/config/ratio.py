@@ -50,15 +50,15 @@ class RatioPlan:
 
 
 def ratio_plan(
-    algorithm: PolicyGradientConfig, max_staleness: int, *, reads_logprobs: bool, critic_alone: bool = False
+    algorithm: PolicyGradientConfig, max_staleness: int, *, reads_old_logprobs: bool, critic_alone: bool = False
 ) -> RatioPlan:
-    """`max_staleness`: that of `trainer`. `reads_logprobs`: advantages, or the tokens that the loss selects, need the
-    old policy's log-probs (`Need.POLICY_LOGPROBS`). `critic_alone`: the critic alone learns in this step."""
+    """`max_staleness`: that of `trainer`. `reads_old_logprobs`: advantages, or the tokens that the loss selects, need
+    the old policy's log-probs (`Need.OLD_LOGPROBS`). `critic_alone`: the critic alone learns in this step."""
     if anchored_at_engine(algorithm, max_staleness):
         return RatioPlan(Anchor.ENGINE, TrainerPass.NONE if critic_alone else TrainerPass.FIRST_STEP)
     several_steps = algorithm.epochs * algorithm.minibatches > 1
     corrected = algorithm.rollout_correction.type != "none"
-    if several_steps or reads_logprobs or corrected or max_staleness > 0 or critic_alone:
+    if several_steps or reads_old_logprobs or corrected or max_staleness > 0 or critic_alone:
         return RatioPlan(Anchor.TRAINER, TrainerPass.BEFORE_UPDATE)
     return RatioPlan(Anchor.OWN_PASS, TrainerPass.FIRST_STEP)
 

@@ -11,6 +11,7 @@ from tandem.config.counterparts import (
     Table,
     if_false,
     if_true,
+    int_or_zero,
     key_in,
     list_of,
     listed,
@@ -21,7 +22,6 @@ from tandem.config.counterparts import (
     texts,
     together,
     under,
-    whole,
 )
 
 SECTIONS = (
@@ -64,7 +64,7 @@ def skip_long(given: Any) -> str | None:
 
 def warmed(given: Any) -> int:
     """Steps of the critic alone: verl's policy learns from the step of that number on, and its first step is 1."""
-    return max(whole(given) - 1, 0)
+    return max(int_or_zero(given) - 1, 0)
 
 
 _ADAPTERS: Table = {

@@ -76,7 +76,7 @@ class Admission:
     rules: RolloutRules
     version: int = 0
     """Of the weights that are served."""
-    drawn: int = 0
+    admitted: int = 0
     """Draws that were admitted: all before this one."""
     decided: int = 0
     """Draws that were kept or dropped: all before this one."""
@@ -112,17 +112,17 @@ class Admission:
     @property
     def admits(self) -> bool:
         """Whether there are draws to `admit`."""
-        return self._limit > self.drawn
+        return self._limit > self.admitted
 
     def admit(self) -> tuple[Self, range]:
         """And the draws that may be asked now."""
-        new = range(self.drawn, max(self._limit, self.drawn))
-        return replace(self, drawn=new.stop), new
+        new = range(self.admitted, max(self._limit, self.admitted))
+        return replace(self, admitted=new.stop), new
 
     def decide(self, informative: bool, before: bool | None = None) -> tuple[Self, bool]:
         """And whether the next draw's group is kept, or dropped. `before`: what a run that this one goes on with had
         decided, of which draws were admitted."""
-        assert self.decided < self.drawn, "a draw that nobody was asked"
+        assert self.decided < self.admitted, "a draw that nobody was asked"
         keeps = informative or self.dropped_in_step == self.rules.max_replaced if before is None else before
         if keeps:
             kept = self.kept + 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tandem.algorithms import Algorithm
 from tandem.algorithms.base import Need
-from tandem.checkpoint.branch import CRITIC, POLICY, Fork
+from tandem.checkpoint.fork import CRITIC, POLICY, Fork
 from tandem.config.algorithms import MayHaveCriticConfig
 from tandem.config.generation import GenerationConfig, default_memory_share
 from tandem.config.judging import JudgeConfig
@@ -85,11 +85,11 @@ def make_roles(
     total_steps: int,
     placement: Placement,
     reward: Rewards,
-    branch: Fork | None = None,
+    fork: Fork | None = None,
 ) -> Roles:
     """The roles that the algorithm needs; the rollout serves version 0.
 
-    `branch`: the checkpoint that trained models start from, in the place of the configuration's directories.
+    `fork`: the checkpoint that trained models start from, in the place of the configuration's directories.
     """
     of_critics = {
         "model.critic_path": config.model.critic_path,
@@ -99,7 +99,7 @@ def make_roles(
     for key, given in of_critics.items():
         if given and Need.VALUES not in algorithm.needs:
             raise UserError(f"{key}: {config.algorithm.type} needs no values, and has no critic; leave it out")
-    starts: Mapping[str, Path] = branch.weights if branch else {}
+    starts: Mapping[str, Path] = fork.weights if fork else {}
     teacher: Teacher | None = make_served_teacher(config, tokenizer, placement.watch)
     optimizer_steps = total_steps * config.algorithm.epochs * config.algorithm.minibatches
     policy = _model_at(config.model, starts.get(POLICY, config.model.path))
@@ -119,8 +119,8 @@ def make_roles(
         teacher = models[Role.Teacher] = _make_teacher(config, tokenizer, placement)
     if Need.VALUES in algorithm.needs:
         models[Role.Critic] = critic = _make_critic(config, optimizer_steps, placement, starts)
-    if branch is not None:
-        _load_states(branch, {POLICY: actor, CRITIC: critic})
+    if fork is not None:
+        _load_states(fork, {POLICY: actor, CRITIC: critic})
 
     def make_engines(memory_share: float) -> tuple[Rollout, Callable[[int], None]]:
         # The engine loads what the actor does: with adapters, only what these change is published.
@@ -405,11 +405,11 @@ def _make_teacher(config: TrainConfig, tokenizer: PreTrainedTokenizerBase, place
     return placement.group(Role.Teacher, Policy, TrainWorker, spec)
 
 
-def _load_states(branch: Fork, models: Mapping[str, Trained | None]) -> None:
+def _load_states(fork: Fork, models: Mapping[str, Trained | None]) -> None:
     """Weights and optimizers of the models that the checkpoint has, before the first publish."""
     for name, model in models.items():
-        if model is not None and name in branch.states:
-            model.load(branch.states[name], new_schedule=True).get()
+        if model is not None and name in fork.states:
+            model.load(fork.states[name], new_schedule=True).get()
 
 
 def _model_at(model: ModelConfig, path: Path) -> ModelConfig:

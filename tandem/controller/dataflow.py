@@ -49,7 +49,7 @@ def train_step(
 class Phases(Protocol):
     """Who hears when the models begin to compute and when they are trained: `Devices` or a `RolloutProducer`."""
 
-    def to_training(self) -> None:
+    def to_preparation(self) -> None:
         """The models compute until the next publish."""
         ...
 
@@ -69,7 +69,7 @@ def learn_step(
     clock = Clock()
     batch = to_batch(groups, reads_rewards=config.algorithm.reads_rewards)
     check_rollout_logprobs(batch, step)
-    phases.to_training()
+    phases.to_preparation()
     left_out_B = truncated_rows(groups) & config.algorithm.mask_truncated
     with placed_step(batch, algorithm, config, step, left_out_B) as placed:
         clock("preparation", lambda: prepare(roles, algorithm, placed))
@@ -125,7 +125,7 @@ def compute_advantages(algorithm: Algorithm, groups: Sequence[Group], batch: Bat
             trajectories_T=torch.as_tensor(batch.trajectory_of_token),
             branches_T=torch.as_tensor(batch.row_of_token),
             mask_T=torch.as_tensor(batch.loss_mask),
-            policy_logprobs_T=tokens.old_logprobs if Need.POLICY_LOGPROBS in algorithm.needs else None,
+            old_logprobs_T=tokens.old_logprobs if Need.OLD_LOGPROBS in algorithm.needs else None,
             ref_logprobs_T=tokens.ref_logprobs,
             teacher_logprobs_T=tokens.teacher_logprobs,
             values_T=tokens.values,

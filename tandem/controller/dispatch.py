@@ -28,7 +28,7 @@ what the method is registered to return."""
 class Split:
     """Which rows of a whole each data-parallel group was given, so that their answers can be joined."""
 
-    rows_of_groups: Sequence[IntArray]
+    rows_by_dp_rank: Sequence[IntArray]
     """Counted in the whole, in the order in which the group has them."""
     size: int
     """Rows of the whole."""
@@ -38,22 +38,22 @@ class Split:
     @cached_property
     def tokens_of_groups(self) -> list[int]:
         """How many response tokens each group has."""
-        return [int(self._lengths_B[rows].sum()) for rows in self.rows_of_groups]
+        return [int(self._lengths_B[rows].sum()) for rows in self.rows_by_dp_rank]
 
     @cached_property
     def runs(self) -> list[tuple[int, slice]]:
         """Where the response tokens of the whole stand in the groups' answers, first to last: a group, and a slice of
         its answer."""
-        groups_B = np.repeat(np.arange(len(self.rows_of_groups)), [len(rows) for rows in self.rows_of_groups])
-        order_B = np.argsort(np.concatenate(self.rows_of_groups))
-        stops = [self._lengths_B[rows].cumsum() for rows in self.rows_of_groups]
-        groups_B, stops_B = groups_B[order_B], np.concatenate(stops)[order_B]
+        dp_rank_B = np.repeat(np.arange(len(self.rows_by_dp_rank)), [len(rows) for rows in self.rows_by_dp_rank])
+        order_B = np.argsort(np.concatenate(self.rows_by_dp_rank))
+        stops = [self._lengths_B[rows].cumsum() for rows in self.rows_by_dp_rank]
+        dp_rank_B, stops_B = dp_rank_B[order_B], np.concatenate(stops)[order_B]
         starts_B = stops_B - self._lengths_B
         first, last = np.ones((2, len(order_B)), dtype=np.bool_)
-        first[1:] = (groups_B[1:] != groups_B[:-1]) | (starts_B[1:] != stops_B[:-1])
+        first[1:] = (dp_rank_B[1:] != dp_rank_B[:-1]) | (starts_B[1:] != stops_B[:-1])
         last[:-1] = first[1:]
         slices = map(slice, starts_B[first].tolist(), stops_B[last].tolist())
-        return list(zip(groups_B[first].tolist(), slices, strict=True))
+        return list(zip(dp_rank_B[first].tolist(), slices, strict=True))
 
     @cached_property
     def _lengths_B(self) -> IntArray:
@@ -100,10 +100,10 @@ def _spread_rows(returns: Returns | tuple[Returns, ...], mesh: Mesh, arguments: 
     calls: Calls = {}
     if isinstance(whole, Batch):
         split = Split(balance_rows(whole, len(groups), mesh.cost), size, offsets)
-        parts: list[Any] = [select_rows(whole, rows) for rows in split.rows_of_groups]
+        parts: list[Any] = [select_rows(whole, rows) for rows in split.rows_by_dp_rank]
     else:
         split = Split(np.array_split(np.arange(size), len(groups)), size)
-        parts = [[whole[row] for row in rows] for rows in split.rows_of_groups]
+        parts = [[whole[row] for row in rows] for rows in split.rows_by_dp_rank]
     for group, part in zip(groups, parts, strict=True):
         calls |= dict.fromkeys(group, Arguments((part, *others), arguments.kwargs))
     return calls, partial(join, returns, mesh, split)
@@ -130,8 +130,8 @@ def _join(returns: Returns, split: Split, answered: list[Any]) -> Any:
                 return answered[0]
             return np.concatenate([answered[0][:0], *(answered[group][run] for group, run in split.runs)])
         case Returns.PER_ROW:
-            _check_lengths(answered, [len(rows) for rows in split.rows_of_groups], "rows")
-            return _join_rows(split.size, split.rows_of_groups, answered)
+            _check_lengths(answered, [len(rows) for rows in split.rows_by_dp_rank], "rows")
+            return _join_rows(split.size, split.rows_by_dp_rank, answered)
 
 
 def _check_lengths(answered: list[Any], wanted: list[int], unit: str) -> None:
@@ -140,14 +140,14 @@ def _check_lengths(answered: list[Any], wanted: list[int], unit: str) -> None:
             raise WorkerError(f"data-parallel group {number} answered {len(answer)} entries for {length} {unit}")
 
 
-def _join_rows(size: int, rows_of_groups: Sequence[IntArray], answered: list[Any]) -> Any:
+def _join_rows(size: int, rows_by_dp_rank: Sequence[IntArray], answered: list[Any]) -> Any:
     if not isinstance(answered[0], list):
         column = np.empty((size, *answered[0].shape[1:]), answered[0].dtype)
-        for rows, answer in zip(rows_of_groups, answered, strict=True):
+        for rows, answer in zip(rows_by_dp_rank, answered, strict=True):
             column[rows] = answer
         return column
     entries: list[Any] = [None] * size
-    for rows, answer in zip(rows_of_groups, answered, strict=True):
+    for rows, answer in zip(rows_by_dp_rank, answered, strict=True):
         for row, entry in zip(rows, answer, strict=True):
             entries[row] = entry
     return entries

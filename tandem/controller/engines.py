@@ -18,10 +18,11 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tandem.controller.worker_groups import Future
 from tandem.errors import WorkerLost
-from tandem.generation.dispatch_balance import EngineThroughput, takes_next
+from tandem.generation.dispatch_balance import Balance
 from tandem.types import Trajectory
 from tandem.workers.rollout import Advance, Ask
 
@@ -54,7 +55,6 @@ class _Engine:
     """Asks that it has and that are not answered."""
     own: deque[int] = field(default_factory=deque[int])
     """Its share of what waits, where shares are fixed; oldest first."""
-    in_call: bool = False
     called_at: float = 0.0
     unfruitful_s: float = 0.0
     """Its slices since an ask was answered or the first one came."""
@@ -95,13 +95,16 @@ class Engines:
         self._slots = self._room.copy()
         """Samples that it could start at once, if it had none."""
         self._engines = [_Engine(number, idle_since=now()) for number in range(len(self._room))]
-        self._speeds = EngineThroughput(len(self._engines))
+        self._balance = Balance(len(self._engines))
         self._hurry = hurry
         self._timeout_s = timeout_s
         self._slice_s = max(_SLICE_S, _SLICE_S_AN_ENGINE * len(self._engines))
         self._running = 0
         self._in_call = 0
         """Engines that have a slice under way."""
+        self._is_idle = np.ones(len(self._engines), dtype=np.bool_)
+        self._goes_on = np.zeros(len(self._engines), dtype=np.bool_)
+        """Engines between two slices: those that have nothing, and those that have something."""
         self.paused = False
         """No further slice is asked for; one that is under way ends."""
 
@@ -113,6 +116,7 @@ class Engines:
     def add(self, asks: Mapping[int, Ask]) -> None:
         """Take new asks; numbers ascend from call to call. `give` sends them."""
         self._waiting |= asks
+        self._balance.more_waits()
         numbers = list(asks) if self._fixed else []
         for first in range(0, len(numbers), self._share):
             by_room = sorted(
@@ -124,10 +128,15 @@ class Engines:
 
     def give(self) -> None:
         """Send what waits to engines that are between two slices."""
-        if not self.paused:
+        if not self.paused and self._fixed:
             for engine in self._engines:
-                if not engine.in_call:
+                if self._goes_on[engine.number] or (self._is_idle[engine.number] and engine.own):
                     self._give(engine)
+        elif not self.paused:
+            after = 0
+            while len(takers := np.flatnonzero(self._takers()[after:])):
+                after += int(takers[0]) + 1
+                self._give(self._engines[after - 1])
 
     def take_idle_s(self) -> float:
         """Seconds since the last call of this that an engine had nothing to do, on average."""
@@ -142,15 +151,24 @@ class Engines:
         while (number := self._next(engine, first=not (engine.asked or new))) is not None:
             new[number] = self._waiting.pop(number)
             self._room[engine.number] -= self._samples
+            self._balance.changed()
         if new and not engine.asked:
             engine.idle_s += self._now() - engine.idle_since
         self._running += len(new)
         engine.asked.update(new)
         if engine.asked:
-            engine.in_call, engine.called_at = True, self._now()
+            engine.called_at = self._now()
+            self._is_idle[engine.number] = self._goes_on[engine.number] = False
             self._in_call += 1
             patience_s = _HURRIED_SLICE_S if self._hurry() else self._slice_s
             self._rollout.advance({engine.number: new}, patience_s).then(partial(self._ended, engine))
+
+    def _takers(self) -> NDArray[np.bool_]:
+        """The engines between two slices that go on, or begin the next ask."""
+        if not self._waiting:
+            return self._goes_on
+        waiting = self._samples * len(self._waiting)
+        return self._goes_on | self._balance.takers(self._is_idle, self._slots, self._room, waiting, self._samples)
 
     def _next(self, engine: _Engine, first: bool) -> int | None:
         """The ask that the engine should start now, whole or in part; `first`: it has nothing else."""
@@ -158,24 +176,26 @@ class Engines:
             return engine.own.popleft() if engine.own else None
         if not self._waiting or not (first or self._room[engine.number] > 0):
             return None
-        waiting, loads = self._samples * len(self._waiting), self._slots - self._room
-        mine = takes_next(engine.number, loads, self._slots, self._speeds.relative(), waiting, self._samples)
-        return next(iter(self._waiting)) if mine else None
+        waiting = self._samples * len(self._waiting)
+        takes = self._balance.takes_next(engine.number, self._slots, self._room, waiting, self._samples)
+        return next(iter(self._waiting)) if takes else None
 
     def _ended(self, engine: _Engine, by_engine: dict[int, Advance]) -> None:
         advance = by_engine[engine.number]
         number = engine.number
         load = int(self._slots[number] - self._room[number])
-        self._speeds.worked(number, load, min(self._now() - engine.called_at, _COUNTED_S))
+        self._balance.throughput.worked(number, load, min(self._now() - engine.called_at, _COUNTED_S))
         self._room[number], self._slots[number] = advance.room, max(self._slots[number], advance.room)
-        engine.in_call = False
+        self._balance.changed()
         self._in_call -= 1
         self._check_fruitful(engine, bool(advance.done))
         for draw, siblings, greedy in advance.done:
             engine.asked.remove(draw)
             self._running -= 1
             self._answered(draw, siblings, greedy)
-        self._speeds.answered(number, self._samples * len(advance.done), advance.tokens)
+        self._balance.throughput.answered(number, self._samples * len(advance.done), advance.tokens)
+        self._balance.changed()
+        self._is_idle[number], self._goes_on[number] = not engine.asked, bool(engine.asked)
         if not engine.asked:
             engine.idle_since = self._now()
         if self.paused:

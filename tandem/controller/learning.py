@@ -113,9 +113,9 @@ def placed_step(
         cuts += [rows[differ_B[rows]] for rows in cuts]
     weight = _FORWARD_AND_BACKWARD * settings.epochs * settings.minibatches / len(cuts)
     passes = [BalancedPass(np.arange(len(batch))), *(BalancedPass(rows, weight) for rows in cuts)]
-    reads_logprobs = Need.POLICY_LOGPROBS in algorithm.needs
-    critic_alone = warms_up(config, step)
-    ratio = ratio_plan(settings, config.trainer.max_staleness, reads_logprobs=reads_logprobs, critic_alone=critic_alone)
+    reads_old, critic_alone = Need.OLD_LOGPROBS in algorithm.needs, warms_up(config, step)
+    staleness = config.trainer.max_staleness
+    ratio = ratio_plan(settings, staleness, reads_old_logprobs=reads_old, critic_alone=critic_alone)
     return PlacedStep(batch, step, epochs, passes, left_out_B, ratio)
 
 
@@ -146,12 +146,12 @@ def update(
     taken_T = batch.loss_mask & ~np.repeat(placed.left_out_B, np.diff(batch.response_offsets))
     correction_metrics = _set_rollout_correction(batch, config, taken_T)
     critic_alone = warms_up(config, placed.step)
-    trained, evaluated = _optimizer_steps(placed, algorithm, trainable_B)
+    trained, of_critic = _optimizer_steps(placed, algorithm, trainable_B)
     learning = None if critic_alone else actor.learn_steps(trained, algorithm.loss)
     step_metrics: list[StepMetrics] = []
     if critic:
         assert algorithm.value_loss is not None
-        learning_values = critic.learn_steps(evaluated, algorithm.value_loss)
+        learning_values = critic.learn_steps(of_critic, algorithm.value_loss)
         step_metrics += [metrics for metrics, _ in learning_values.get()]
     learned = learning.get() if learning else []
     step_metrics += [metrics for metrics, _ in learned]
@@ -174,14 +174,14 @@ def _optimizer_steps(
     where these are the trainer's; and those of the critic, on all rows."""
     first_tells = placed.ratio.trainer_pass is TrainerPass.FIRST_STEP
     trained: list[PlacedRows] = []
-    evaluated: list[PlacedRows] = []
+    of_critic: list[PlacedRows] = []
     for rows in (rows for epoch in placed.epochs for rows in epoch):
         weights = _token_weights(placed.batch, rows, algorithm)
         own = rows[trainable_B[rows]]
         own_weights = take_rows(weights, _offsets(placed.batch, rows), np.searchsorted(rows, own))
         trained.append(placed.rows(own, weights=own_weights, to_controller=first_tells and not trained))
-        evaluated.append(placed.rows(rows, weights=weights, to_controller=False))
-    return trained, evaluated
+        of_critic.append(placed.rows(rows, weights=weights, to_controller=False))
+    return trained, of_critic
 
 
 def warms_up(config: TrainConfig, step: int) -> bool:

@@ -34,7 +34,7 @@ class Holder:
     whole: Split
     """All rows of the batch. Each group has its own in the order of the step's passes: what an optimizer step of the
     first epoch is about stands together there, and needs no copy."""
-    runs_of_groups: list[list[slice]]
+    runs_by_dp_rank: list[list[slice]]
     """Where the response tokens of each group's rows stand in the batch."""
     forget: Forget
     columns: dict[str, Column | None] = field(default_factory=dict[str, "Column | None"])
@@ -110,7 +110,7 @@ class Placed:
         changed = _changed(batch.tokens, holder.columns)
         holder.placed = True
         news: list[tuple[Batch | None, dict[str, Column | str | None]]] = []
-        for rows, runs in zip(holder.whole.rows_of_groups, holder.runs_of_groups, strict=True):
+        for rows, runs in zip(holder.whole.rows_by_dp_rank, holder.runs_by_dp_rank, strict=True):
             columns = {
                 name: take_runs(column, runs) if isinstance(column, np.ndarray) else column
                 for name, column in changed.items()
@@ -119,27 +119,33 @@ class Placed:
         return news
 
     def fill(
-        self, holder: Holder, names: Sequence[str | None], returns: Returns | tuple[Returns, ...], answer: Any
+        self,
+        names: Sequence[str | None],
+        returns: Returns | tuple[Returns, ...],
+        answer: Any,
+        holder: Holder | None = None,
     ) -> None:
-        """Columns by token of an answer about all rows become those of the batch; these ranks have them, too."""
+        """Columns by token of an answer about all rows become those of the batch; the ranks of `holder` have them,
+        too."""
         kinds, parts = (returns, answer) if isinstance(returns, tuple) else ((returns,), (answer,))
         by_token = [part for kind, part in zip(kinds, parts, strict=True) if kind is Returns.PER_TOKEN]
         for name, column in zip(names, by_token, strict=False):
             if name is not None:
                 setattr(self.batch.tokens, name, column)
-                holder.columns[name] = column
+                if holder is not None:
+                    holder.columns[name] = column
 
     def holder(self, ranks: object, mesh: Mesh, forget: Forget) -> Holder:
         """What these ranks have of the batch; in the beginning nothing."""
         shape = tuple(mesh.shape.items())
         if (ranks, shape) not in self._holders:
             key, offsets = f"{self._key} {dict(shape)}", self.batch.response_offsets
-            rows_of_groups = balance_rows(self.batch, len(mesh.data_groups()), mesh.cost, self._passes)
-            if len(rows_of_groups) > 1:
-                rows_of_groups = [self._in_order_of_passes(rows) for rows in rows_of_groups]
-            runs_of_groups = [runs_of(offsets, rows) for rows in rows_of_groups]
-            split = Split(rows_of_groups, len(self.batch), offsets)
-            self._holders[ranks, shape] = Holder(key, split, runs_of_groups, forget)
+            rows_by_dp_rank = balance_rows(self.batch, len(mesh.data_groups()), mesh.cost, self._passes)
+            if len(rows_by_dp_rank) > 1:
+                rows_by_dp_rank = [self._in_order_of_passes(rows) for rows in rows_by_dp_rank]
+            runs_by_dp_rank = [runs_of(offsets, rows) for rows in rows_by_dp_rank]
+            split = Split(rows_by_dp_rank, len(self.batch), offsets)
+            self._holders[ranks, shape] = Holder(key, split, runs_by_dp_rank, forget)
         return self._holders[ranks, shape]
 
     def _in_order_of_passes(self, rows: IntArray) -> IntArray:
@@ -166,6 +172,11 @@ class PlacedRows:
         """The rows as a batch of its own: what a single rank sees."""
         return self.selection.of(self.placed.batch)
 
+    def fill(self, returns: Returns | tuple[Returns, ...], answer: Any) -> Any:
+        """The answer of a rank that was given `whole`, whose columns by token the batch has then, as it should."""
+        self.placed.fill(self.selection.fills, returns, answer)
+        return answer
+
 
 def distribute_rows(
     steps: Sequence[PlacedRows],
@@ -180,10 +191,10 @@ def distribute_rows(
     placed = steps[0].placed
     assert all(rows.placed is placed for rows in steps), "rows of several batches in one call"
     holder = placed.holder(ranks, mesh, forget)
-    splits, selections_of_groups = zip(*(_split(placed.batch, holder, rows.selection) for rows in steps), strict=True)
+    splits, selections_by_dp_rank = zip(*(_split(placed.batch, holder, rows.selection) for rows in steps), strict=True)
     calls: Calls = {}
     for group, (new, columns), own in zip(
-        mesh.data_groups(), placed.news(holder), zip(*selections_of_groups, strict=True), strict=True
+        mesh.data_groups(), placed.news(holder), zip(*selections_by_dp_rank, strict=True), strict=True
     ):
         part = PlacedPart(holder.key, placed.name, new, columns, own)
         calls |= dict.fromkeys(group, Arguments((part, *others.args), others.kwargs))
@@ -193,7 +204,7 @@ def distribute_rows(
         for number, (rows, split) in enumerate(zip(steps, splits, strict=True)):
             by_rank = {rank: answers[rank][number] for rank in mesh.answering_ranks}
             joined.append(join(returns, mesh, split, by_rank))
-            placed.fill(holder, rows.selection.fills, returns, joined[-1])
+            placed.fill(rows.selection.fills, returns, joined[-1], holder)
         return joined
 
     return calls, collect
@@ -214,17 +225,17 @@ def _with_short_versions(batch: Batch) -> Batch:
 
 def _split(batch: Batch, holder: Holder, selection: RowSelection) -> tuple[Split, list[RowSelection]]:
     """Which rows of a selection each data-parallel group has, and the selection as each group is sent it."""
-    split, rows_of_groups = holder.whole, [None] * len(holder.whole.rows_of_groups)
+    split, rows_by_dp_rank = holder.whole, [None] * len(holder.whole.rows_by_dp_rank)
     if selection.rows is not None:
         place_B = np.full(len(batch), -1)
         place_B[selection.rows] = np.arange(len(selection.rows))
-        places_of_groups = [place_B[held] for held in holder.whole.rows_of_groups]
-        rows_of_groups = [np.flatnonzero(places >= 0) for places in places_of_groups]
+        places_by_dp_rank = [place_B[held] for held in holder.whole.rows_by_dp_rank]
+        rows_by_dp_rank = [np.flatnonzero(places >= 0) for places in places_by_dp_rank]
         offsets = np.r_[0, np.diff(batch.response_offsets)[selection.rows].cumsum()]
-        split = Split([places[places >= 0] for places in places_of_groups], len(selection.rows), offsets)
+        split = Split([places[places >= 0] for places in places_by_dp_rank], len(selection.rows), offsets)
     return split, [
         replace(selection, rows=rows, weights=_of_places(selection.weights, split, places))
-        for rows, places in zip(rows_of_groups, split.rows_of_groups, strict=True)
+        for rows, places in zip(rows_by_dp_rank, split.rows_by_dp_rank, strict=True)
     ]
 
 

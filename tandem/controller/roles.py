@@ -30,7 +30,8 @@ class Model(RemoteWorkers[TrainWorker]):
     """A model that is trained or that scores, on the devices or, between `offload` and `onload`, in host memory."""
 
     def offload(self) -> Future[None]:
-        """Leave the device until `onload`; meanwhile only saving and publishing are legal."""
+        """Leave the device until `onload`; meanwhile only saving, publishing and taking up the actor's weights are
+        legal."""
         return self.call(TrainWorker.offload)
 
     def onload(self) -> Future[None]:

@@ -13,7 +13,7 @@ consumes:     draws, when a version is published, a step begins or one is to be 
               callbacks of `Cluster.watch`
 produces:     the groups of each step
 waits for:    `take` for scored groups; where the run must not depend on time, `publish`, `settle`, `finished` and, on
-              shared devices, `to_training` for what runs
+              shared devices, `to_preparation` for what runs
 unblocked by: engines and reward workers; a call, an engine without an answer and a reward function that take too long
               are ended
 """
@@ -123,12 +123,12 @@ class RolloutProducer:
             self._missing = 0
         return self._take_kept()
 
-    def to_training(self) -> None:
+    def to_preparation(self) -> None:
         """The models compute until the next `publish`; engines that share their devices stand still meanwhile."""
         if self._sharing is Sharing.STANDS_STILL:
             self.settle()
             self._engines.paused = True
-        self._devices.to_training()
+        self._devices.to_preparation()
         if self._engines.paused and self._sharing is Sharing.GO_ON:  # for the reward model alone
             self._go_on()
 
@@ -201,7 +201,7 @@ class RolloutProducer:
     def _only_scores_lack(self) -> bool:
         """Training waits, and all answers that it waits for are there, unless some are dropped."""
         lacking = self._next_draws(self._missing)
-        return self._missing > 0 and self._scoring.all_answered(n for n in lacking if n < self._admission.drawn)
+        return self._missing > 0 and self._scoring.all_answered(n for n in lacking if n < self._admission.admitted)
 
     def _groups_so_far(self) -> list[Group]:
         """Those of the draws that the next step has whatever is replaced, as far as they are answered: with the scores
@@ -256,9 +256,9 @@ class RolloutProducer:
 
     def _replace_dropped(self) -> None:
         """After everything that was asked has been decided."""
-        drawn, self._admission = self._admission.drawn, self._admission.replace_dropped()
+        admitted, self._admission = self._admission.admitted, self._admission.replace_dropped()
         self._go_on()
-        assert self._admission.drawn > drawn, "groups are missing, and nothing is under way"
+        assert self._admission.admitted > admitted, "groups are missing, and nothing is under way"
 
     def _take_kept(self) -> list[Group]:
         """The oldest groups that are kept, with those before them behind the cursor."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
-from concurrent.futures import Future as Answer
+from concurrent.futures import Future as Reply
 from itertools import chain
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
@@ -112,7 +112,7 @@ class ServedTeacher:
 
         return Future(finished, _unwatched)
 
-    def _wait_for(self, answers: Sequence[Answer[Scored]]) -> None:
+    def _wait_for(self, answers: Sequence[Reply[Scored]]) -> None:
         """Raises UserError where a request has failed, for the run can go on; those that have not begun are then left
         out."""
         pending = set(answers)
@@ -190,7 +190,7 @@ class ServedTeacher:
                 )
 
 
-def _result(answer: Answer[Scored]) -> Scored:
+def _result(answer: Reply[Scored]) -> Scored:
     """Raises UserError where the request has failed: the server is the user's to start again, and the run can go on."""
     try:
         return answer.result()

@@ -39,7 +39,7 @@ class Devices(Protocol):
         """The reward model scores."""
         ...
 
-    def to_training(self) -> None:
+    def to_preparation(self) -> None:
         """The actor, the critic, the reference and the teacher compute, before the update."""
         ...
 
@@ -111,17 +111,17 @@ class TimeSharing:
             self._return(self._turns.reward_model)
             self._phase = "scoring"
 
-    def to_training(self) -> None:
-        if self._phase not in ("training", "update"):
+    def to_preparation(self) -> None:
+        if self._phase not in ("preparation", "update"):
             self._sleep_for("training")
             self._leave(self._turns.reward_model)
             if not self.engine_sleeps("training"):
                 self._wake()
             self._return(self._turns.actor, self._turns.critic, self._turns.reference, self._turns.teacher)
-            self._phase = "training"
+            self._phase = "preparation"
 
     def to_update(self) -> None:
-        assert self._phase in ("training", "update"), "the models are not on the devices"
+        assert self._phase in ("preparation", "update"), "the models are not on the devices"
         self._leave(self._turns.reference, self._turns.teacher)
         self._phase = "update"
 

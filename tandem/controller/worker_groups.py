@@ -18,7 +18,7 @@ from tandem.controller.placed import PlacedRows, distribute_rows
 from tandem.controller.pools import ResourcePool
 from tandem.types import Batch, StepMetrics
 from tandem.workers.host import Worker
-from tandem.workers.registration import Arguments, Calls, Dispatch, Mesh, registration
+from tandem.workers.registration import Arguments, Calls, Dispatch, Mesh, registration, returns_of_rows
 
 T = TypeVar("T")
 Spec = TypeVar("Spec")
@@ -198,8 +198,11 @@ class RemoteWorkers(Generic[W]):
                 forget = partial(self._submit, Worker[Any].forget_rows.__name__)
                 arguments = Arguments(tuple(others), kwargs)
                 calls, collect = distribute_rows(steps, self._ranks, forget, mesh, registered.returns, arguments)
-            case (PlacedRows() as rows, *others):
+            case (PlacedRows() as rows, *others):  # of a class that dispatches the method otherwise
                 calls, collect = distribute(registered, mesh, Arguments((rows.whole(), *others), kwargs))
+                answer = self._ranks.submit(self._name, method, calls).map(collect)
+                fills = rows.selection.fills
+                return answer.map(partial(rows.fill, returns_of_rows(self._kind, method))) if fills else answer
             case _:
                 calls, collect = distribute(registered, mesh, Arguments(args, kwargs))
         return self._ranks.submit(self._name, method, calls).map(collect)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tandem.config.mixture import whole_weights
-from tandem.data.turns import turns
+from tandem.data.shares import order_of_shares
 from tandem.errors import UserError
 from tandem.types import IntArray, StepMetrics
 
@@ -76,7 +76,7 @@ class MixtureSampler(Sampler):
     """Draws from several sets, whose rows lie one set after another, in the proportion of their weights.
 
     Whose turn it is repeats with a period, the sum of the weights as whole numbers, so any so many draws in a row hold
-    each set exactly as often as its weight says, and fewer of them are less than one row off (`turns`). Within a set
+    each set exactly as often as its weight says, and fewer are less than one row off (`order_of_shares`). Within a set
     rows come as in a Sampler of it alone. So the cursor is again the whole state.
     """
 
@@ -87,7 +87,7 @@ class MixtureSampler(Sampler):
         self._firsts = [0, *accumulate(self._lengths)]
         self._weights = whole_weights(list(weights))
         self._period = sum(self._weights)
-        self._turns = turns(self._weights)
+        self._turns = order_of_shares(self._weights)
         counts = np.cumsum(self._turns[:, None] == np.arange(len(sets)), axis=0)
         self._before = np.vstack([np.zeros(len(sets), int), counts])
         """`[period + 1, sets]`: draws of each set before each turn of a period."""

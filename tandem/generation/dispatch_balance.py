@@ -7,6 +7,8 @@ _REMEMBERED = 512
 """Samples after which a measurement counts for a third."""
 _ASSUMED = 16
 """Samples that every engine is taken to have made already, as fast as all are together: the first ones say little."""
+_LOOKED_AT_AGAIN = 64
+"""Of so many engines one may change without that the others are looked at again."""
 
 
 class EngineThroughput:
@@ -42,26 +44,93 @@ class EngineThroughput:
         return speeds * pace_s / rows
 
 
-def takes_next(
-    engine: int,
-    loads: NDArray[np.int64],
-    slots: NDArray[np.int64],
-    speeds: NDArray[np.float64],
-    waiting: int,
-    size: int,
-) -> bool:
-    """Whether the next `size` samples of those that wait are this engine's: no other would be through with them sooner,
-    or it would be through before the others are with all that waits.
+class Balance:
+    """Says which of several engines should have the next of the samples that wait: each that would be through with them
+    no later than any other, or before the others are with all that waits.
 
-    `loads`: the samples that each engine has; `slots`: how many it runs side by side. All arrays are `[engines]`.
+    To look at all engines takes a time that grows with their number, and engines ask as often as there are engines. So
+    until when an engine has to be through is found for all of them together, and again once more than one of 64 has
+    changed. Below 64 engines that is with each change.
+
+    `slots`, `[engines]`: how many samples each runs side by side; `room`: how many more it could begin, below 0 where
+    some wait. `waiting`: samples that wait, of which `size` are given out together.
     """
-    ends = _work(loads + size, slots) / speeds
-    if ends[engine] <= ends.min():
-        return True
+
+    def __init__(self, engines: int) -> None:
+        self.throughput = EngineThroughput(engines)
+        self._speeds = self._latest_ends = np.zeros(0)
+        """As they were when somebody looked last; empty: never."""
+        self._changes = 0
+        """Since then."""
+
+    def changed(self) -> None:
+        """An engine has begun or ended samples."""
+        self._changes += 1
+
+    def more_waits(self) -> None:
+        """Samples have come."""
+        self._latest_ends = np.zeros(0)
+
+    def takes_next(
+        self, engine: int, slots: NDArray[np.int64], room: NDArray[np.int64], waiting: int, size: int
+    ) -> bool:
+        """Whether the next samples are this engine's."""
+        self._look(slots, room, waiting, size, if_more_than=len(slots) // _LOOKED_AT_AGAIN)
+        load = int(slots[engine] - room[engine]) + size
+        return (load + min(load, int(slots[engine]))) / float(self._speeds[engine]) <= float(self._latest_ends[engine])
+
+    def takers(
+        self, asking: NDArray[np.bool_], slots: NDArray[np.int64], room: NDArray[np.int64], waiting: int, size: int
+    ) -> NDArray[np.bool_]:
+        """For each engine whether it asks and takes them; where none does, as all engines are now."""
+        for most_changes in (len(slots) // _LOOKED_AT_AGAIN, 0):
+            self._look(slots, room, waiting, size, if_more_than=most_changes)
+            takes = asking & (_work(slots - room + size, slots) / self._speeds <= self._latest_ends)
+            if takes.any():
+                break
+        return takes
+
+    def _look(
+        self, slots: NDArray[np.int64], room: NDArray[np.int64], waiting: int, size: int, if_more_than: int
+    ) -> None:
+        if not len(self._latest_ends) or self._changes > if_more_than:
+            self._speeds, self._changes = self.throughput.relative(), 0
+            self._latest_ends = _latest_ends(slots - room, slots, self._speeds, waiting, size)
+
+
+def _latest_ends(
+    loads: NDArray[np.int64], slots: NDArray[np.int64], speeds: NDArray[np.float64], waiting: int, size: int
+) -> NDArray[np.float64]:
+    """When each engine has to be through with `size` samples more, to take them: the first that any engine would be, or
+    when the others are through with all that waits.
+
+    That is given out so that they end together. What has begun is not moved, so an engine takes part that would be
+    through sooner than those that end sooner still.
+    """
+    first_end = (_work(loads + size, slots) / speeds).min()
+    if len(loads) == 1:
+        return np.full(1, np.inf)
     free = np.maximum(slots - loads, 0)
-    started = min(waiting, int(free.sum() - free[engine]))
-    has, others = _work(loads, slots), np.arange(len(loads)) != engine
-    return bool(ends[engine] <= _all_done(has[others], speeds[others], waiting + started))
+    wait = waiting + np.minimum(waiting, free.sum() - free)  # what runs counts twice
+    work = _work(loads, slots)
+    order = np.argsort(work / speeds, kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    ends, work_until, speed_until = (work / speeds)[order], work[order].cumsum(), speeds[order].cumsum()
+
+    def together(number: NDArray[np.int64]) -> NDArray[np.float64]:
+        """When so many of the others of each engine, the first ones, and one more end."""
+        with_itself = number >= rank
+        last = number + with_itself
+        return (wait + work_until[last] - with_itself * work) / (speed_until[last] - with_itself * speeds)
+
+    low, high = np.zeros_like(rank), np.full_like(rank, len(rank) - 2)
+    while (low < high).any():
+        middle = (low + high) // 2
+        following = ends[np.minimum(middle + 1 + (middle + 1 >= rank), len(ends) - 1)]
+        enough = following >= together(middle)
+        low, high = np.where(enough | (low >= high), low, middle + 1), np.where(enough & (low < high), middle, high)
+    return np.maximum(first_end, together(low))
 
 
 def _work(loads: NDArray[np.int64], slots: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -69,13 +138,3 @@ def _work(loads: NDArray[np.int64], slots: NDArray[np.int64]) -> NDArray[np.int6
     lengths the long ones are left, and a slow engine has its last ones for the longer, so that it stops taking some
     sooner."""
     return loads + np.minimum(loads, slots)
-
-
-def _all_done(loads: NDArray[np.int64], speeds: NDArray[np.float64], waiting: float) -> float:
-    """When engines are through with what they have and what waits, given out so that they end together: what has begun
-    is not moved, so an engine takes part that would be through sooner than those that end sooner still."""
-    order = np.argsort(loads / speeds)
-    own_ends = (loads / speeds)[order]
-    together = (waiting + np.cumsum(loads[order])) / np.cumsum(speeds[order])
-    late = np.flatnonzero(own_ends[1:] >= together[:-1])
-    return float(together[late[0] if len(late) else -1])

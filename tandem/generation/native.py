@@ -33,9 +33,9 @@ from tandem.generation.native_rows import DecodeBatch, DecodeSlots
 from tandem.generation.native_sample import NativeSample
 from tandem.generation.pending import Results
 from tandem.generation.prefixes import PrefixCache
+from tandem.generation.prompt_logprobs import prompt_logprobs
 from tandem.generation.recorded import RecordedSteps
 from tandem.generation.sampling import Array, Chooser, most_probable
-from tandem.generation.scoring import prompt_logprobs
 from tandem.models.attention import ATTENTION
 from tandem.models.attention.interface import AttentionPlan
 from tandem.models.attention.kernel_check import check_attention

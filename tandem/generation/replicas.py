@@ -312,7 +312,7 @@ class ReplicatedEngine:
         self._failures += 1
         for sample in lost.samples.values():
             sample.restart()
-        self._waiting |= lost.samples
+        self._waiting = OrderedDict(sorted({**self._waiting, **lost.samples}.items()))  # numbers ascend with age
         lost.samples = {}
         place = self._replicas.index(lost)
         self._check_restarts(place, fault, follows=lost.follows)

@@ -36,7 +36,7 @@ from tandem.pictures.layouts.patches import Patches
 from tandem.pictures.store import PictureStore, Pixels
 from tandem.pictures.vlm_config import PictureFormat, picture_format
 from tandem.types import Completion, Delta, FloatArray, IntArray, Picture, PromptLogprobs, Request, Status, TopLogprobs
-from tandem.weights.base import Bucket, Commit, Directory, Part
+from tandem.weights.base import BucketHalf, Commit, Directory, Part
 from tandem.weights.shared_memory import attach
 
 _BACKEND = "tandem"
@@ -344,7 +344,7 @@ class _Init(WeightTransferInitInfo):
 
 @dataclass
 class _Update(WeightTransferUpdateInfo):
-    bucket: Bucket
+    bucket: BucketHalf
 
 
 class _Receiver(WeightTransferEngine[_Init, _Update]):

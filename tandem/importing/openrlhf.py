@@ -10,7 +10,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from tandem.config.counterparts import whole
+from tandem.config.counterparts import int_or_zero
 from tandem.errors import UserError
 from tandem.importing.import_best import DEFAULT, reward_metric, source_of
 from tandem.importing.openrlhf_tables import HARMLESS, LONGEST, OLDER, WITHOUT_EFFECT, table
@@ -116,24 +116,24 @@ def _groups(keys: Keys, made: Imported) -> dict[str, Any]:
     """The algorithm, how many siblings it compares, and in how many optimizer steps."""
     name = keys.take("algo.advantage.estimator", "gae")
     kind = known(_ALGORITHMS, name, "algo.advantage.estimator", made)
-    group = whole(keys.take("rollout.n_samples_per_prompt", 1))
+    group = int_or_zero(keys.take("rollout.n_samples_per_prompt", 1))
     if group == 1 and kind in _COMPARES_SIBLINGS:
         group = 8
         made.notes.append(f"{name} compares siblings, and one sample a prompt has none; 8 stand there: choose")
-    prompts = whole(keys.take("rollout.batch_size", 1024))
-    batch = whole(keys.take("train.batch_size", 128)) or 1
+    prompts = int_or_zero(keys.take("rollout.batch_size", 1024))
+    batch = int_or_zero(keys.take("train.batch_size", 128)) or 1
     algorithm: dict[str, Any] = {"type": kind, "group_size": group}
     put(algorithm, "minibatches", min(prompts, max(1, ceil(prompts * group / batch))), unless=1)
     return algorithm
 
 
 def _online(keys: Keys, tree: dict[str, Any], made: Imported) -> None:
-    tree["data"]["prompts_per_step"] = whole(keys.take("rollout.batch_size", 1024))
+    tree["data"]["prompts_per_step"] = int_or_zero(keys.take("rollout.batch_size", 1024))
     _algorithm(keys, tree["algorithm"], made)
     if tree["algorithm"]["type"] == "ppo" and "lora" in tree["model"]:
         tree["model"]["critic_lora"] = _of_the_critic(keys, tree["model"]["lora"])
-    longest = whole(keys.take("data.max_len", LONGEST["ppo_ray"]))
-    prompt, answer = whole(keys.take("data.prompt_max_len")), whole(keys.take("rollout.max_new_tokens"))
+    longest = int_or_zero(keys.take("data.max_len", LONGEST["ppo_ray"]))
+    prompt, answer = int_or_zero(keys.take("data.prompt_max_len")), int_or_zero(keys.take("rollout.max_new_tokens"))
     if not answer and not prompt:
         answer = prompt = longest // 2
         made.notes.append(f"data.max_len={longest} is of prompt and answer together; each has half of it here: choose")
@@ -152,7 +152,7 @@ def _online(keys: Keys, tree: dict[str, Any], made: Imported) -> None:
         )
     if keys.values.get("train.async_enable"):
         tree["trainer"]["max_staleness"] = 1
-    nodes, each = whole(keys.take("actor.num_nodes", 1)), whole(keys.take("actor.num_gpus_per_node", 8))
+    nodes, each = int_or_zero(keys.take("actor.num_nodes", 1)), int_or_zero(keys.take("actor.num_gpus_per_node", 8))
     if nodes > 1:
         tree |= {"cluster": {"type": "ray"}, "placement": {"pools": {"main": [each] * nodes}}}
     else:
@@ -214,7 +214,7 @@ def _rewards(keys: Keys, algorithm: dict[str, Any], made: Imported) -> None:
         algorithm["clip_rewards"] = bounds[1]
     elif "reward_model_path" in made.tree["model"]:
         algorithm["clip_rewards"] = 10
-    most = whole(keys.values.get("rollout.max_new_tokens"))
+    most = int_or_zero(keys.values.get("rollout.max_new_tokens"))
     buffer, factor = keys.take("reward.overlong_buffer_len"), keys.take("reward.overlong_penalty_factor", 1)
     if buffer and most:
         algorithm["overlong_buffer"] = round(buffer / most, 6)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
-from tandem.config.counterparts import key_in, listed, whole
+from tandem.config.counterparts import int_or_zero, key_in, listed
 from tandem.errors import UserError
 from tandem.importing.outcome import ForeignConfig, Imported, Keys, known, put, sort_the_rest
 from tandem.importing.trl_best import best_counterparts, best_keys, best_without_effect
@@ -54,7 +54,7 @@ def convert(source: ForeignConfig) -> Imported:
     tree["data"] = _files(keys, made) | tree.get("data", {})
     {"grpo": _online, "rloo": _online, "ppo": _ppo}.get(method, _offline)(keys, method, made)
     _optimizer(keys, tree["training"]["optimizer"], made)
-    ranks = whole(keys.take("launcher.num_processes", 1))
+    ranks = int_or_zero(keys.take("launcher.num_processes", 1))
     tree |= {"cluster": {"ranks": ranks}} if ranks > 1 else {}
     tree["trainer"] |= _trainer(keys, method, tree, made)
     tree |= _tracking(keys)
@@ -183,12 +183,12 @@ def _rated(keys: Keys, method: str, made: Imported) -> dict[str, Any]:
 
 def _rows(keys: Keys, made: Imported) -> int:
     """Of an optimizer step, over all devices."""
-    each = whole(keys.take("per_device_train_batch_size", 8))
-    passes = whole(keys.take("gradient_accumulation_steps", 1))
+    each = int_or_zero(keys.take("per_device_train_batch_size", 8))
+    passes = int_or_zero(keys.take("gradient_accumulation_steps", 1))
     devices = keys.values.get("launcher.num_processes")
     if devices is None:
         made.notes.append("rows of a step: TRL's were these times the number of devices, which the script does not say")
-    return max(1, each * passes * (whole(devices) or 1))
+    return max(1, each * passes * (int_or_zero(devices) or 1))
 
 
 def _openings(keys: Keys, method: str, made: Imported) -> dict[str, Any]:
@@ -208,10 +208,10 @@ def _loss(keys: Keys, made: Imported) -> dict[str, Any]:
 def _online(keys: Keys, method: str, made: Imported) -> None:
     """GRPO and RLOO: a generation batch of completions, taken apart into optimizer steps."""
     algorithm, rows = made.tree["algorithm"], _rows(keys, made)
-    passes = whole(keys.values.get("gradient_accumulation_steps", 1)) or 1
-    group = whole(keys.take("num_generations", 8 if method == "grpo" else 2))
+    passes = int_or_zero(keys.values.get("gradient_accumulation_steps", 1)) or 1
+    group = int_or_zero(keys.take("num_generations", 8 if method == "grpo" else 2))
     each = keys.take("steps_per_generation", passes)
-    completions = keys.take("generation_batch_size", rows * whole(each) // passes)
+    completions = keys.take("generation_batch_size", rows * int_or_zero(each) // passes)
     minibatches = max(1, ceil(completions / rows))
     algorithm["group_size"] = group
     put(algorithm, "minibatches", minibatches, unless=1)
@@ -329,7 +329,7 @@ def _optimizer(keys: Keys, optimizer: dict[str, Any], made: Imported) -> None:
 
 def _warmup_steps(keys: Keys) -> int:
     """Optimizer steps. A number below 1 is a share of the run, which is not taken over where its length is unknown."""
-    steps = whole(keys.values.get("max_steps"))
+    steps = int_or_zero(keys.values.get("max_steps"))
     given = (keys.values.get(key) for key in ("warmup_steps", "warmup_ratio"))
     warmup = next((number for number in given if isinstance(number, int | float) and number), 0)
     unknown = 0 < warmup < 1 and steps < 1
@@ -356,9 +356,9 @@ def _trainer(keys: Keys, method: str, tree: Mapping[str, Any], made: Imported) -
     trainer = dict[str, Any]()
     algorithm = tree.get("algorithm", {})
     inner = algorithm.get("minibatches", 1) * algorithm.get("epochs", 1)
-    steps = whole(keys.take("max_steps", -1))
+    steps = int_or_zero(keys.take("max_steps", -1))
     epochs = keys.take("num_train_epochs", 3)
-    episodes = whole(keys.take("total_episodes"))
+    episodes = int_or_zero(keys.take("total_episodes"))
     if method == "ppo" and episodes:
         trainer["steps"] = ceil(episodes / tree["data"]["prompts_per_step"])
     elif steps > 0:

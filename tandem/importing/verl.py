@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
-from tandem.config.counterparts import list_of, listed, parsed, whole
+from tandem.config.counterparts import int_or_zero, list_of, listed, parsed
 from tandem.config.verl_keys import KEYS, OVERLONG
 from tandem.importing.outcome import ForeignConfig, Imported, Keys, at, known, put, sort_the_rest
 from tandem.importing.verl_ahead import apart, prompts_of_a_fully_asynchronous_step, runs_ahead
@@ -192,10 +192,10 @@ def _training(keys: Keys, tree: Mapping[str, Any], made: Imported) -> None:
     context = keys.take(f"{_ACTOR}ulysses_sequence_parallel_size", context)
     tokens, rows = keys.take(f"{_ACTOR}ppo_max_token_len_per_gpu"), keys.take(f"{_ACTOR}ppo_micro_batch_size_per_gpu")
     keys.take(f"{_ACTOR}ppo_micro_batch_size")
-    longest = whole(tree["data"]["max_prompt_tokens"]) + whole(tree["generation"]["max_response_tokens"])
-    if keys.values.get(f"{_ACTOR}use_dynamic_bsz", False) and whole(tokens):
-        training["tokens_per_micro_batch"] = tokens * whole(context or 1)
-    elif whole(rows) and longest:
+    longest = int_or_zero(tree["data"]["max_prompt_tokens"]) + int_or_zero(tree["generation"]["max_response_tokens"])
+    if keys.values.get(f"{_ACTOR}use_dynamic_bsz", False) and int_or_zero(tokens):
+        training["tokens_per_micro_batch"] = tokens * int_or_zero(context or 1)
+    elif int_or_zero(rows) and longest:
         training["tokens_per_micro_batch"] = max(rows * longest, _LEAST_TOKENS)
         made.notes.append(f"{rows} rows a micro-batch of {longest} tokens at most are {rows * longest} tokens")
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tandem.config.counterparts import whole
+from tandem.config.counterparts import int_or_zero
 from tandem.importing.outcome import Imported, Keys
 
 _LOSS = "distillation.distillation_loss."
@@ -15,7 +15,7 @@ def distilled(keys: Keys, tree: Mapping[str, Any], made: Imported) -> dict[str, 
     _teacher(keys, made)
     algorithm: dict[str, Any] = {}
     rewarded = keys.take(f"{_LOSS}use_task_rewards", keys.take(f"{_LOSS}use_policy_loss", True))
-    if rewarded and whole(tree["algorithm"]["group_size"]) > 1:
+    if rewarded and int_or_zero(tree["algorithm"]["group_size"]) > 1:
         algorithm["reward_weight"] = 1.0
     elif rewarded:
         made.notes.append(
@@ -23,7 +23,7 @@ def distilled(keys: Keys, tree: Mapping[str, Any], made: Imported) -> dict[str, 
         )
     mode = str(keys.take(f"{_LOSS}loss_mode", "k3"))
     sampled = keys.take(f"{_LOSS}use_policy_gradient", False)
-    likeliest = whole(keys.take(f"{_LOSS}topk", 32))
+    likeliest = int_or_zero(keys.take(f"{_LOSS}topk", 32))
     if "topk" in mode and tree["training"]["type"] == "megatron":
         made.notes.append(f"{_LOSS}loss_mode={mode}: training.type: megatron compares sampled tokens alone here")
     elif "topk" in mode:

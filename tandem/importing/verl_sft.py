@@ -10,6 +10,7 @@ from tandem.config.counterparts import (
     Key,
     Table,
     if_true,
+    int_or_zero,
     list_of,
     listed,
     nonzero,
@@ -17,7 +18,6 @@ from tandem.config.counterparts import (
     precision,
     together,
     under,
-    whole,
 )
 from tandem.config.verl_keys import TRAINER
 from tandem.importing.outcome import ForeignConfig, Imported, Keys, sort_the_rest
@@ -135,7 +135,7 @@ def _inner(keys: Keys, column: str) -> str | None:
 
 
 def _training(keys: Keys, tree: dict[str, Any], engine: bool, made: Imported) -> None:
-    training, longest = tree["training"], whole(tree["data"]["max_tokens"])
+    training, longest = tree["training"], int_or_zero(tree["data"]["max_tokens"])
     if training["type"] == "fsdp":
         if True in [keys.take(key) for key in ("model.fsdp_config.cpu_offload", "engine.param_offload")]:
             training["cpu_offload"] = True
@@ -143,9 +143,9 @@ def _training(keys: Keys, tree: dict[str, Any], engine: bool, made: Imported) ->
             training["optimizer_offload"] = True
     rows = keys.take("data.micro_batch_size", keys.take("data.micro_batch_size_per_gpu", 4))
     tokens = keys.take("data.max_token_len_per_gpu", 8192 if engine else None)
-    if keys.take("data.use_dynamic_bsz", engine) and whole(tokens):
-        training["tokens_per_micro_batch"] = tokens * (whole(training.get("context_parallel")) or 1)
-    elif whole(rows) and longest:
+    if keys.take("data.use_dynamic_bsz", engine) and int_or_zero(tokens):
+        training["tokens_per_micro_batch"] = tokens * (int_or_zero(training.get("context_parallel")) or 1)
+    elif int_or_zero(rows) and longest:
         training["tokens_per_micro_batch"] = max(rows * longest, 4096)
         made.notes.append(f"{rows} rows a micro-batch of {longest} tokens at most are {rows * longest} tokens")
 
@@ -171,6 +171,6 @@ def _schedule(keys: Keys, engine: bool, made: Imported) -> None:
 def _processes(keys: Keys) -> dict[str, Any]:
     nodes = keys.take("torchrun.nnodes", keys.take("trainer.nnodes", 1))
     each = keys.take("torchrun.nproc_per_node", keys.take("trainer.n_gpus_per_node", 1))
-    if whole(nodes) > 1:
-        return {"cluster": {"type": "ray", "ranks": nodes * (whole(each) or 8)}}
-    return {"cluster": {"type": "local", "ranks": each}} if whole(each) > 1 else {}
+    if int_or_zero(nodes) > 1:
+        return {"cluster": {"type": "ray", "ranks": nodes * (int_or_zero(each) or 8)}}
+    return {"cluster": {"type": "local", "ranks": each}} if int_or_zero(each) > 1 else {}

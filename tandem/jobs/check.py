@@ -136,7 +136,7 @@ def check_numbers(
         yield from _check_reward_model(config, roles.experience.reward, siblings)
     groups = [_rewarded(config, group) for group in siblings]
     batch = to_batch(groups)
-    roles.experience.devices.to_training()
+    roles.experience.devices.to_preparation()
     if not batch.loss_mask.any():
         cause = next((f": {answer.error}" for group in siblings for answer in group if answer.error), "")
         yield Verdict("answers", False, "no answer has a token of the policy's own", f"no prompt leaves room{cause}")
@@ -150,7 +150,7 @@ def check_numbers(
 
     showing = learn_step(roles, algorithm, config, groups, 1, roles.experience.devices)
     again = to_batch([_rewarded(config, group) for group in _answer(config, roles, prompts, 1)])
-    roles.experience.devices.to_training()
+    roles.experience.devices.to_preparation()
     after = roles.actor.logprobs(batch).get()
     moved = float(np.abs(after - before)[batch.loss_mask].mean())
     yield _check_movement(min(difference(batch, before)[1], LARGEST_AND_MEAN[config.model.dtype][1]), moved)
@@ -158,7 +158,7 @@ def check_numbers(
 
     for step in range(2, 2 + _STEPS_AT_REST):
         learn_step(roles, algorithm, config, _as_if_made_by(step - 1, groups), step, roles.experience.devices)
-    roles.experience.devices.to_training()
+    roles.experience.devices.to_preparation()
     moved = float(np.abs(roles.actor.logprobs(batch).get() - after).max())
     cause = "weights change without a gradient"
     yield Verdict("three steps at lr 0", moved == 0, f"log-probs moved by {moved:.1e}", cause)

@@ -26,8 +26,8 @@ from tandem.pictures.store import PictureStore
 from tandem.reward.manager import metrics as reward_metrics
 from tandem.rollout.metrics import metrics as conversation_metrics
 from tandem.signals import StopReason
-from tandem.tracking.console import ConsoleTracker
-from tandem.tracking.jsonl import JsonlTracker
+from tandem.tracking.console import ConsoleRecorder
+from tandem.tracking.jsonl import JsonlRecorder
 from tandem.tracking.trajectories import largest_id_of, read_groups, staleness_of, trajectories_path, write_trajectories
 
 
@@ -39,7 +39,7 @@ def debug_rollout(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> None:
     sampler = make_sampler(config.data, train, trainer.seed)
     steps = trainer.steps or sampler.steps_for(trainer.epochs or 1)
     room = RoomWatch()
-    trackers = (JsonlTracker(trainer.run_dir / "metrics.jsonl"), ConsoleTracker(steps, 0))
+    trackers = (JsonlRecorder(trainer.run_dir / "metrics.jsonl"), ConsoleRecorder(steps, 0))
     with closing(make_cluster(config)) as cluster, closing(make_reward_manager(config)) as reward:
         placement = Placement(cluster, pools_of(config))
         placement.sources.append(reward)
@@ -97,7 +97,7 @@ def debug_train(config: TrainConfig, inputs: Inputs[RLHFDataset], saved: Path) -
     config = config.model_copy(update={"trainer": trained})
     with closing(make_cluster(config)) as cluster, closing(make_reward_manager(config)) as reward:
         placement = Placement(cluster, pools_of(config))
-        return run_job(config, lambda branch: ReplayJob(files, config, inputs, placement, reward, None, branch))
+        return run_job(config, lambda fork: ReplayJob(files, config, inputs, placement, reward, None, fork))
 
 
 def _staleness(files: Sequence[Path], config: TrainConfig, saved: Path) -> int:

@@ -16,7 +16,7 @@ from tandem.jobs.preflight.models import adapter_keys
 from tandem.models.end_of_sequence import end_mismatch, ends_of_answers
 from tandem.pictures.vlm_config import sees_pictures
 from tandem.planning.command import verdict
-from tandem.planning.phases import moments
+from tandem.planning.phases import phase_peaks
 from tandem.tracking.trajectories import largest_file_bytes
 from tandem.types import Demonstration, Preference, RatedAnswer
 
@@ -118,6 +118,6 @@ def in_gib(gib: float) -> str:
 def memory_notes(config: TrainConfig | SftConfig, card_bytes: int, card: str) -> Iterator[str]:
     """What `tandem plan` says of this machine's cards, or why it cannot: it is an estimate, which stops no run."""
     try:
-        yield from (f"memory of {line}" for line in verdict(moments(config, card_bytes), card_bytes, card))
+        yield from (f"memory of {line}" for line in verdict(phase_peaks(config, card_bytes), card_bytes, card))
     except UserError as error:
         yield f"memory: {error}"

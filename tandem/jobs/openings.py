@@ -41,7 +41,7 @@ from tandem.types import Message
 class Openings:
     """The openings of a run's rows. It is sent to processes that read rows."""
 
-    tokens: TemplateFormat
+    chat_format: TemplateFormat
     tools: tuple[ToolSchema, ...]
     """Those that are known."""
     pictures: ModelPictures | None
@@ -54,10 +54,10 @@ class Openings:
         more than `most_tokens`, before all of them are counted."""
         try:
             messages = stored(as_messages(prompt), self.pictures)
-            text, word = self.tokens.written(messages, self.tools)
+            text, word = self.chat_format.written(messages, self.tools)
             limit = most_tokens + self._usual_tools_tokens  # they are no reason not to count the row's
-            refuse_long(text, limit, lambda part: len(self.tokens.encode(part, word)))
-            ids, pictures = with_all_tokens(self.tokens.encode(text, word), messages, self.pictures)
+            refuse_long(text, limit, lambda part: len(self.chat_format.encode(part, word)))
+            ids, pictures = with_all_tokens(self.chat_format.encode(text, word), messages, self.pictures)
             of_tools = self._tools_tokens(messages) if len(ids) > most_tokens else 0
         except TooLong as error:
             raise TooLong(error.tokens, self._usual_tools_tokens) from None
@@ -65,7 +65,7 @@ class Openings:
             raise
         except (UserError, BadPicture) as error:
             raise BadRow(str(error)) from error
-        return Opened(self.tokens.text(ids.tolist()), ids, pictures, of_tools)
+        return Opened(self.chat_format.text(ids.tolist()), ids, pictures, of_tools)
 
     @cached_property
     def _usual_tools_tokens(self) -> int:
@@ -75,7 +75,7 @@ class Openings:
         """By how many tokens the tools make an opening longer."""
         if not self.tools:
             return 0
-        return len(self.tokens.open(messages, self.tools)) - len(self.tokens.open(messages, ()))
+        return len(self.chat_format.open(messages, self.tools)) - len(self.chat_format.open(messages, ()))
 
 
 def make_openings(

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import Self
 
-from tandem.checkpoint.branch import special_optimizers
+from tandem.checkpoint.fork import special_optimizers
 from tandem.checkpoint.progress import Progress
 from tandem.checkpoint.remote import RemoteCheckpoints
 from tandem.checkpoint.store import CheckpointStore

@@ -10,7 +10,7 @@ import torch
 
 from tandem.algorithms.preference import BradleyTerryLoss, LinearScoreLoss, PairBatch, PairLoss, preference_loss
 from tandem.batching.packing import pairs_to_batch, rated_to_batch, scored_at_the_end
-from tandem.checkpoint.branch import Fork
+from tandem.checkpoint.fork import Fork
 from tandem.cluster import make_cluster
 from tandem.config.tree import DpoConfig, SftConfig
 from tandem.controller.assembly import make_reference, pictures_of
@@ -81,13 +81,13 @@ class PolicyJob(ComparingJob[Item, Actor]):
         config: DpoConfig,
         inputs: Inputs[DemonstrationDataset[Item]],
         placement: Placement,
-        branch: Fork | None = None,
+        fork: Fork | None = None,
     ) -> None:
-        super().__init__(config, inputs, placement, branch)
+        super().__init__(config, inputs, placement, fork)
         self.loss = preference_loss(config.preference)
         if config.preference.has_reference:
             frozen = TrainSpec(config.model, config.training, pictures=pictures_of(config))
-            elsewhere = branch is not None and bool(branch.weights)
+            elsewhere = fork is not None and bool(fork.weights)
             self.reference = make_reference(frozen, self._model, placement, starts_elsewhere=elsewhere)
 
     def make_model(self, spec: TrainSpec) -> Actor:
@@ -152,8 +152,8 @@ def train_dpo(config: DpoConfig, inputs: Inputs[Any], callbacks: Sequence[Callba
     kind = KtoJob if config.preference.loss == "kto" else DpoJob
     with closing(make_cluster(config)) as cluster:
 
-        def make_job(branch: Fork | None) -> KtoJob | DpoJob:
-            return kind(config, inputs, Placement(cluster, pools_of(config)), branch)
+        def make_job(fork: Fork | None) -> KtoJob | DpoJob:
+            return kind(config, inputs, Placement(cluster, pools_of(config)), fork)
 
         return run_job(config, make_job, callbacks)
 
@@ -162,7 +162,7 @@ def train_reward_model(config: SftConfig, inputs: PairInputs, callbacks: Sequenc
     """`tandem reward-model`: what stopped the run before its last step, if anything did."""
     with closing(make_cluster(config)) as cluster:
 
-        def make_job(branch: Fork | None) -> RewardModelJob:
-            return RewardModelJob(config, inputs, Placement(cluster, pools_of(config)), branch)
+        def make_job(fork: Fork | None) -> RewardModelJob:
+            return RewardModelJob(config, inputs, Placement(cluster, pools_of(config)), fork)
 
         return run_job(config, make_job, callbacks)

@@ -14,8 +14,8 @@ import numpy as np
 from tandem.activity import Shown, show
 from tandem.algorithms import make_algorithm
 from tandem.batching.packing import to_batch
-from tandem.checkpoint.branch import Fork
 from tandem.checkpoint.draft import Draft
+from tandem.checkpoint.fork import Fork
 from tandem.checkpoint.progress import Progress
 from tandem.checkpoint.saved_rollouts import read_rollouts, write_rollouts
 from tandem.cluster import make_cluster
@@ -55,7 +55,7 @@ class RlJob:
         placement: Placement,
         reward: Rewards,
         val_reward: Rewards | None = None,
-        branch: Fork | None = None,
+        fork: Fork | None = None,
     ) -> None:
         assert inputs.train is not None
         self._config = config
@@ -70,14 +70,14 @@ class RlJob:
         self.placement = placement
         steps = self.total_steps
         try:
-            self._roles = make_roles(config, inputs.tokenizer, self._algorithm, steps, placement, reward, branch)
+            self._roles = make_roles(config, inputs.tokenizer, self._algorithm, steps, placement, reward, fork)
             experience = self._roles.experience
             self._rollouts = make_producer(config, experience, placement, self._prompt_of, steps, self._algorithm.needs)
         except BaseException:
             placement.close()
             raise
-        if branch is not None:
-            print(branch.describe(self._roles.trained), flush=True)
+        if fork is not None:
+            print(fork.describe(self._roles.trained), flush=True)
         self._val_reward = val_reward
         self._warned = self._answers_lost = False
         self._told_of_rest: set[str] = set()
@@ -186,7 +186,7 @@ class RlJob:
             draft.writes.append(partial(write_rollouts, directory, self._rollouts.finished()))
 
     def load(self, directory: Path) -> None:
-        self._roles.experience.devices.to_training()
+        self._roles.experience.devices.to_preparation()
         for name, group in self._roles.trained.items():
             group.load(directory / name).get()
         if isinstance(self._roles.reference, MovingReference):
@@ -262,7 +262,7 @@ def train(config: TrainConfig, inputs: Inputs[RLHFDataset]) -> StopReason | None
     """`tandem train`: what stopped the run before its last step, if one did."""
     with closing(make_cluster(config)) as cluster, closing(make_reward_manager(config)) as reward:
 
-        def make_job(branch: Fork | None) -> RlJob:
-            return RlJob(config, inputs, Placement(cluster, pools_of(config)), reward, branch=branch)
+        def make_job(fork: Fork | None) -> RlJob:
+            return RlJob(config, inputs, Placement(cluster, pools_of(config)), reward, fork=fork)
 
         return run_job(config, make_job)

@@ -11,8 +11,8 @@ from signal import Signals
 from typing import Protocol
 
 from tandem.activity import begin
-from tandem.checkpoint.branch import Fork, branch_of, special_optimizers
 from tandem.checkpoint.draft import Draft
+from tandem.checkpoint.fork import Fork, fork_of, special_optimizers
 from tandem.checkpoint.progress import Progress
 from tandem.checkpoint.remote import RemoteCheckpoints
 from tandem.checkpoint.run_dir import open_run_dir
@@ -29,8 +29,8 @@ from tandem.output import output_may_end
 from tandem.signals import StopReason, StopRequest, in_words
 from tandem.tracking.base import Ended, Recorder
 from tandem.tracking.behind import Behind
-from tandem.tracking.console import ConsoleTracker, Startup
-from tandem.tracking.jsonl import JsonlTracker
+from tandem.tracking.console import ConsoleRecorder, Startup
+from tandem.tracking.jsonl import JsonlRecorder
 from tandem.tracking.report import write_report
 from tandem.tracking.run_environment import write_environment
 from tandem.tracking.trackers import chosen_trackers
@@ -102,7 +102,7 @@ def _tell_end(run_dir: Path, state: str, reason: str) -> None:
 
 
 def find_start(config: TrainConfig | SftConfig, resume: bool) -> Path | Fork | None:
-    """Where the next step begins: after a checkpoint of the run, on a branch of another run, or (None) at nothing.
+    """Where the next step begins: after a checkpoint of the run, on a fork of another run, or (None) at nothing.
 
     Reads all of the checkpoint; raises UserError when it is damaged.
     """
@@ -111,10 +111,10 @@ def find_start(config: TrainConfig | SftConfig, resume: bool) -> Path | Fork | N
         if (checkpoint := store.latest()) is not None:
             return checkpoint
         print(f"no checkpoint in {store.directory}: beginning at step 1", flush=True)
-    branch = branch_of(config)
-    if branch is not None:
-        branch.check_sound()
-    return branch
+    fork = fork_of(config)
+    if fork is not None:
+        fork.check_sound()
+    return fork
 
 
 def run_job(
@@ -122,7 +122,7 @@ def run_job(
 ) -> StopReason | None:
     """Run the job to its last step (None) or to a stop (what asked for it), from the last checkpoint if any.
 
-    `make_job` makes the job before its first step; it is given the branch that it starts from, if it is to start from
+    `make_job` makes the job before its first step; it is given the fork that it starts from, if it is to start from
     one. When workers are lost the job is made anew and goes on from the last checkpoint, `trainer.max_restarts` times
     without getting further than before.
     """
@@ -334,7 +334,7 @@ def _known_to_stay() -> Iterator[None]:
 def _recorders(config: TrainConfig | SftConfig, total_steps: int, first_step: int) -> list[Recorder]:
     """metrics.jsonl is first: what goes on behind the steps reads it."""
     run_dir = config.trainer.run_dir
-    recorders: list[Recorder] = [JsonlTracker(run_dir / "metrics.jsonl"), ConsoleTracker(total_steps, first_step)]
+    recorders: list[Recorder] = [JsonlRecorder(run_dir / "metrics.jsonl"), ConsoleRecorder(total_steps, first_step)]
     for chosen in chosen_trackers(config.tracking):
         recorders.append(Behind(chosen.name, chosen.make, chosen.options, run_dir, first_step))
     return recorders

@@ -37,12 +37,12 @@ from tandem.rollout.session import PolicyEndpoint, Rules, Session
 from tandem.serving.app import make_app
 from tandem.serving.capture import Capture
 from tandem.serving.errors import RequestError
+from tandem.serving.fair_order import FairOrder
 from tandem.serving.limits import USUAL, ServerLimits
 from tandem.serving.parameters import AnyParameters, ChatParameters
 from tandem.serving.request_images import RecentPictures, refused, with_pictures
 from tandem.serving.server import Server
 from tandem.serving.sessions import Sessions
-from tandem.serving.turns import Turns
 from tandem.signals import heeded
 from tandem.types import Completion, Delta, Request, SamplingParams
 
@@ -81,12 +81,12 @@ class EngineAnswerer:
         return [Line(np.array(prompt, dtype=np.int32)) for prompt in prompts]
 
     @property
-    def turns(self) -> Turns:
+    def turns(self) -> FairOrder:
         return self._turns
 
     @cached_property
-    def _turns(self) -> Turns:
-        return Turns(lambda: max(1, self.limits.max_running + self.limits.max_running // _AHEAD))
+    def _turns(self) -> FairOrder:
+        return FairOrder(lambda: max(1, self.limits.max_running + self.limits.max_running // _AHEAD))
 
     def policy(self) -> PolicyEndpoint:
         return self._policy
@@ -94,7 +94,7 @@ class EngineAnswerer:
     @cached_property
     def _policy(self) -> PolicyEndpoint:
         return PolicyEndpoint(
-            tokens=make_format(self.tokenizer, self.defaults.stop_token_ids, self.calls),
+            chat_format=make_format(self.tokenizer, self.defaults.stop_token_ids, self.calls),
             generate=self._generate_in_turn,
             positions=lambda: self.limits.positions,
             decode=partial(self.decode, special_tokens=True),

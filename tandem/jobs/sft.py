@@ -12,8 +12,8 @@ import numpy as np
 
 from tandem.algorithms.supervised import NextTokenLoss
 from tandem.batching.packing import demonstrations_to_batch, token_shares
-from tandem.checkpoint.branch import POLICY, Fork
 from tandem.checkpoint.draft import Draft
+from tandem.checkpoint.fork import POLICY, Fork
 from tandem.cluster import make_cluster
 from tandem.config.tree import SftConfig
 from tandem.controller.assembly import pictures_of
@@ -47,9 +47,9 @@ class SupervisedJob(ABC, Generic[Item, Model]):
         config: SftConfig,
         inputs: Inputs[DemonstrationDataset[Item]],
         placement: Placement,
-        branch: Fork | None = None,
+        fork: Fork | None = None,
     ) -> None:
-        """`branch`: the checkpoint that the model starts from, in the place of `model.path`."""
+        """`fork`: the checkpoint that the model starts from, in the place of `model.path`."""
         assert inputs.train is not None
         self._config = config
         self._inputs = inputs
@@ -58,7 +58,7 @@ class SupervisedJob(ABC, Generic[Item, Model]):
         self._sampler = sampler_of_epochs(config.data, inputs.train, config.data.rows_per_step, trainer.seed)
         self.total_steps = trainer.steps or self._sampler.steps_for(trainer.epochs or 1)
         self.placement = placement
-        start = branch.weights.get(POLICY, config.model.path) if branch else config.model.path
+        start = fork.weights.get(POLICY, config.model.path) if fork else config.model.path
         model = config.model.model_copy(update={"path": start})
         self._model = self.make_model(
             TrainSpec(
@@ -69,10 +69,10 @@ class SupervisedJob(ABC, Generic[Item, Model]):
                 pictures=pictures_of(config),
             )
         )
-        if branch is not None:
-            if POLICY in branch.states:
-                self._model.load(branch.states[POLICY], new_schedule=True).get()
-            print(branch.describe([POLICY]), flush=True)
+        if fork is not None:
+            if POLICY in fork.states:
+                self._model.load(fork.states[POLICY], new_schedule=True).get()
+            print(fork.describe([POLICY]), flush=True)
 
     @abstractmethod
     def make_model(self, spec: TrainSpec) -> Model:
@@ -142,7 +142,7 @@ def train(
     """`tandem sft`: what stopped the run before its last step, if anything did."""
     with closing(make_cluster(config)) as cluster:
 
-        def make_job(branch: Fork | None) -> SftJob:
-            return SftJob(config, inputs, Placement(cluster, pools_of(config)), branch)
+        def make_job(fork: Fork | None) -> SftJob:
+            return SftJob(config, inputs, Placement(cluster, pools_of(config)), fork)
 
         return run_job(config, make_job, callbacks)

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from tandem.checkpoint.branch import Fork
+from tandem.checkpoint.fork import Fork
 from tandem.cluster import make_cluster
 from tandem.config.load import load_config
 from tandem.config.tree import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
@@ -90,12 +90,12 @@ class Trainer:
             stopped_by = run_job(self.config, self._make_job, self._callbacks)
         return Run(self.config.trainer.run_dir, stopped_by)
 
-    def _make_job(self, branch: Fork | None) -> RlJob:
+    def _make_job(self, fork: Fork | None) -> RlJob:
         """The job that `init_workers` made; after workers were lost, a new one."""
         assert self._cluster is not None and self._reward is not None
         job, self._job = self._job, None
         placement = Placement(self._cluster, self._pools, self._workers)
-        return job or RlJob(self.config, self._inputs, placement, self._reward, self._val_reward, branch)
+        return job or RlJob(self.config, self._inputs, placement, self._reward, self._val_reward, fork)
 
 
 def check_workers(workers: Mapping[Role, type[Worker[Any]]]) -> None:

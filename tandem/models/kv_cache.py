@@ -179,6 +179,18 @@ class Prefill:
         return self._packed.attend(layer, query, key, value, scoring)
 
 
+def behind_prefixes(
+    prefixes: Sequence[Prefix | None], lengths: IntArray, device: torch.device
+) -> tuple[PackedRows, IntArray]:
+    """The rows of a pass over what follows the prefixes, of so many tokens each, and where the rows begin: first the
+    prefixes that there are, which are not computed, then what follows each, or a whole prompt."""
+    known = np.array([prefix is not None for prefix in prefixes])
+    counts = [prefix.length for prefix in prefixes if prefix is not None]
+    offsets = np.concatenate(([0], np.cumsum([*counts, *lengths])))
+    prefix_of = np.concatenate((np.full(len(counts), -1), np.where(known, np.cumsum(known) - 1, -1)))
+    return PackedRows(offsets, device, prefix_of, computed=len(counts)), offsets[:-1]
+
+
 class Extend:
     """The plan for prompts of which some begin with a prefix: it is copied into the slots, and the rest is computed."""
 
@@ -195,12 +207,10 @@ class Extend:
         `prompt_B` are the prompts of slot `first` and on, those of a prompt side by side."""
         self._cache = cache
         self._prefixes = [prefix for prefix in prefixes if prefix is not None]
+        self._packed, _ = behind_prefixes(prefixes, lengths, device)
+        self.position_N = self._packed.positions
         known = np.array([prefix is not None for prefix in prefixes])
         before = np.array([prefix.length if prefix is not None else 0 for prefix in prefixes])
-        offsets = np.concatenate(([0], np.cumsum(np.concatenate((before[known], lengths)))))
-        prefix_of = np.concatenate((np.full(known.sum(), -1), np.where(known, np.cumsum(known) - 1, -1)))
-        self._packed = PackedRows(offsets, device, prefix_of, computed=int(known.sum()))
-        self.position_N = self._packed.positions
         ends = first + np.searchsorted(prompt_B, np.arange(len(lengths)), side="right")
         starts = np.concatenate(([first], ends[:-1]))
         self._slots = [slice(start, end) for start, end in zip(starts[known], ends[known], strict=True)]

@@ -19,7 +19,7 @@ from torch import Tensor
 from tandem.errors import UserError
 from tandem.models.attention import PackedRows, Scoring
 from tandem.models.kernels import decoding
-from tandem.models.kv_cache import KeysValues, Prefix
+from tandem.models.kv_cache import KeysValues, Prefix, behind_prefixes
 from tandem.types import IntArray
 
 PAGE = 16
@@ -288,19 +288,13 @@ class PagedExtend:
         """`lengths`: of the prompts' tokens after their prefixes, which are the tokens of the pass, head to tail."""
         self._cache = cache
         self._prefixes = [prefix for prefix in prefixes if prefix is not None]
-        known = np.array([prefix is not None for prefix in prefixes])
-        before = np.array([prefix.length if prefix is not None else 0 for prefix in prefixes])
-        offsets = np.concatenate(([0], np.cumsum(np.concatenate((before[known], lengths)))))
-        prefix_of = np.concatenate((np.full(known.sum(), -1), np.where(known, np.cumsum(known) - 1, -1)))
-        self._packed = PackedRows(offsets, device, prefix_of, computed=int(known.sum()))
+        self._packed, begins = behind_prefixes(prefixes, lengths, device)
         self.position_N = self._packed.positions
-        of_prefix, of_rest = np.split(offsets[:-1], [int(known.sum())])
-        starts = np.zeros(len(prefixes), dtype=np.int64)
-        starts[known] = of_prefix
-        row = [
-            np.concatenate((start + np.arange(count), rest + np.arange(length)))
-            for start, count, rest, length in zip(starts, before, of_rest, lengths, strict=True)
-        ]
+        of_prefix, of_rest = np.split(begins, [len(self._prefixes)])
+        row = [rest + np.arange(length) for rest, length in zip(of_rest, lengths, strict=True)]
+        known = [index for index, prefix in enumerate(prefixes) if prefix is not None]
+        for index, begin, prefix in zip(known, of_prefix, self._prefixes, strict=True):
+            row[index] = np.concatenate((begin + np.arange(prefix.length), row[index]))
         tokens, places = cache.written(first, prompt_B, [len(own) for own in row])
         self._token_M = torch.from_numpy(np.concatenate(row)[tokens]).to(device)
         self._place_M = torch.from_numpy(places).to(device)

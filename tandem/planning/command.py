@@ -15,7 +15,7 @@ from tandem.errors import UserError
 from tandem.planning.calibration import read_run
 from tandem.planning.hardware import Machines, parse_machines
 from tandem.planning.mends import find_mend, fullest
-from tandem.planning.phases import HostMemory, Moment, find_shape_mistakes, hosts, moments, not_counted
+from tandem.planning.phases import HostMemory, PhasePeak, find_shape_mistakes, hosts, not_counted, phase_peaks
 from tandem.planning.placements import time_report
 from tandem.planning.planned import Planned
 from tandem.planning.planned_jobs import KINDS, jobs_of
@@ -45,7 +45,7 @@ def print_plan(
     check_response_tokens(config, response_tokens)
     machines = machines_for(config, gpus)
     run = read_run(calibrate, config, machines.name) if calibrate and isinstance(config, TrainConfig) else None
-    found = moments(config, machines.card.memory_bytes)
+    found = phase_peaks(config, machines.card.memory_bytes)
     print("\n".join([*before_the_table(config, kind, machines, bool(gpus)), *table(found)]))
     if trace:
         from tandem.planning.trace.trace_report import traced
@@ -134,15 +134,15 @@ def processes_of(config: Planned) -> int:
     return sum(map(sum, pools.values())) or config.cluster.ranks or 1
 
 
-def table(found: Sequence[Moment]) -> Iterator[str]:
-    """A line a moment, a column for each cause that any of them has; GiB."""
-    causes = [cause for cause in found[0].memory.causes() if any(moment.memory.causes()[cause] for moment in found)]
+def table(found: Sequence[PhasePeak]) -> Iterator[str]:
+    """A line a peak, a column for each cause that any of them has; GiB."""
+    causes = [cause for cause in found[0].memory.causes() if any(peak.memory.causes()[cause] for peak in found)]
     rows = [["pool", "role", "phase", *causes, "total GiB"]]
-    for moment in found:
-        sizes = moment.memory.causes()
+    for peak in found:
+        sizes = peak.memory.causes()
         numbers = [f"{sizes[cause] / GIB:.1f}" if sizes[cause] else "" for cause in causes]
-        pool = f"{moment.pool} x {moment.processes}"
-        rows.append([pool, moment.role, moment.phase, *numbers, f"{moment.memory.total / GIB:.1f}"])
+        pool = f"{peak.pool} x {peak.processes}"
+        rows.append([pool, peak.role, peak.phase, *numbers, f"{peak.memory.total / GIB:.1f}"])
     yield from _aligned(rows)
 
 
@@ -155,10 +155,10 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def verdict(found: Sequence[Moment], room: int, card: str) -> Iterator[str]:
+def verdict(found: Sequence[PhasePeak], room: int, card: str) -> Iterator[str]:
     """One line a pool. `room`: bytes of the card."""
-    for pool in dict.fromkeys(moment.pool for moment in found):
-        most = fullest([moment for moment in found if moment.pool == pool])
+    for pool in dict.fromkeys(peak.pool for peak in found):
+        most = fullest([peak for peak in found if peak.pool == pool])
         total, missing = most.memory.total, most.memory.total - room
         says = "fits" if missing <= 0 else f"does NOT fit, {missing / GIB:.1f} GiB too much"
         yield (
@@ -167,8 +167,8 @@ def verdict(found: Sequence[Moment], room: int, card: str) -> Iterator[str]:
         )
 
 
-def _largest_causes(moment: Moment) -> str:
-    sizes = moment.memory.causes()
+def _largest_causes(peak: PhasePeak) -> str:
+    sizes = peak.memory.causes()
     largest = sorted(sizes, key=lambda cause: -sizes[cause])[:3]
     return ", ".join(f"{cause} {sizes[cause] / GIB:.1f}" for cause in largest)
 

@@ -42,7 +42,7 @@ Asleep = Literal["nothing", "weights", "all"]
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class Generators:
     """The engines that generate, vLLM or SGLang, whose rows take memory as they grow, unless `kept_rows` is given."""
 
     tensor_degrees: Sequence[int] = DEGREES[:4]
@@ -75,7 +75,7 @@ class ClusterCosts:
     layouts: Callable[[ModelShape, int], Sequence[ParallelDims]]
     """The ways in which a model may lie on so many GPUs."""
     memory_of: MemoryOf
-    serving: Serving = Serving()
+    generators: Generators = Generators()
     traffic_of: TrafficOf = lambda *_: IN_PLACE
     staleness: int = 0
     old_logprobs: bool = True
@@ -128,24 +128,25 @@ class ClusterCosts:
 
     def generation(self, gpus: int, held_bytes: int, models: Sequence[str]) -> Sequence[Generating]:
         """The fastest degree."""
-        shape, serving, card = self.models[ACTOR].shape, self.serving, self.machines.card
-        if serving.of_trainer(gpus, models):
+        shape, generators, card = self.models[ACTOR].shape, self.generators, self.machines.card
+        if generators.of_trainer(gpus, models):
             staying = self.choices(ACTOR, gpus)[0].held_bytes
         else:
-            staying = 0 if serving.models_leave else held_bytes
+            staying = 0 if generators.models_leave else held_bytes
         # keys and values are made in one piece, without gaps
         free = card.memory_bytes - OUTSIDE_BYTES - int((1 + SLACK) * staying)
         ways: list[Generating] = []
-        for tensor in serving.tensor_degrees:
-            weights = 0 if serving.of_trainer(gpus, models) else int(serving.item_bytes * shape.parameters / tensor)
+        for tensor in generators.tensor_degrees:
+            own_weights = not generators.of_trainer(gpus, models)
+            weights = int(own_weights * generators.item_bytes * shape.parameters / tensor)
             room = min(
-                free - int((1 + SLACK) * weights), int(card.memory_bytes * serving.share_of(bool(models))) - weights
+                free - int((1 + SLACK) * weights), int(card.memory_bytes * generators.share_of(bool(models))) - weights
             )
-            decoder = DecodeCost(shape, card, tensor, serving.item_bytes, serving.most_rows)
-            rows = serving.kept_rows(max(1, gpus // tensor)) if serving.kept_rows else 1
+            decoder = DecodeCost(shape, card, tensor, generators.item_bytes, generators.most_rows)
+            rows = generators.kept_rows(max(1, gpus // tensor)) if generators.kept_rows else 1
             if gpus % tensor == 0 and decoder.fits(room, self.workload, rows):
-                cache = decoder.cache_bytes(self.workload, rows) if serving.kept_rows else room
-                held = {"nothing": 0, "weights": weights, "all": weights + int(cache / (1 + SLACK))}[serving.asleep]
+                cache = decoder.cache_bytes(self.workload, rows) if generators.kept_rows else room
+                held = {"nothing": 0, "weights": weights, "all": weights + int(cache / (1 + SLACK))}[generators.asleep]
                 seconds = self._generation_s(decoder, gpus, room)
                 ways.append(Generating(ParallelDims(gpus, tensor), held, seconds))
         return [min(ways, key=lambda way: way.seconds)] if ways else []
@@ -166,11 +167,11 @@ class ClusterCosts:
         return alone * self.scales.get("generation", 1.0)
 
     def publish_s(self, gpus: int, *, shared: bool) -> float:
-        if shared and self.serving.of_trainer(gpus, [ACTOR]):
+        if shared and self.generators.of_trainer(gpus, [ACTOR]):
             return 0.0
         constants = self.constants
         speed = constants.own_refit_bytes_per_s if shared else constants.sent_refit_bytes_per_s
-        changes_over = shared and self.serving.kept_rows is None
+        changes_over = shared and self.generators.kept_rows is None
         seconds = 2 * self.models[ACTOR].shape.parameters / speed + (constants.switch_s if changes_over else 0.0)
         return seconds * self.scales.get(BESIDE_THE_ACTOR if shared else TO_OTHER_GPUS, 1.0)
 
@@ -194,10 +195,10 @@ def parallel_memory(workload: Workload) -> MemoryOf:
 
     def memory_of(_: str, model: PlannedRole, layout: ParallelDims) -> tuple[int, int]:
         training = training_of(layout, activation_checkpointing=workload.recompute)
-        engine = megatron_memory.MegatronSizes(
+        sizes = megatron_memory.MegatronSizes(
             model.shape, training, layout.gpus, learns=model.learns, value_head=model.value_head, tokens=tokens
         )
-        return held_and_working(engine)
+        return held_and_working(sizes)
 
     return memory_of
 
@@ -215,7 +216,7 @@ def training_of(layout: ParallelDims, **options: Any) -> MegatronTrainingConfig:
     )
 
 
-def held_and_working(engine: megatron_memory.MegatronSizes) -> tuple[int, int]:
+def held_and_working(sizes: megatron_memory.MegatronSizes) -> tuple[int, int]:
     """Bytes of the fullest stage: those that it always holds, and those more in the phase that takes the most."""
-    held = megatron_memory.resident(engine, megatron_memory.fullest_stage(engine)).total
-    return held, max(0, max(memory.total for memory in megatron_memory.phases(engine).values()) - held)
+    held = megatron_memory.resident(sizes, megatron_memory.fullest_stage(sizes)).total
+    return held, max(0, max(memory.total for memory in megatron_memory.phases(sizes).values()) - held)

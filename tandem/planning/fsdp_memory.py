@@ -1,8 +1,8 @@
 """How many bytes a rank holds of one model, phase by phase and by cause: formulas, no torch, microseconds.
 
 They follow what the engine of `tandem/training/fsdp.py` does on a GPU; tests/unit/test_planning_trace.py holds them to
-a fake step of that engine. What grows with the model is exact, what grows with the tokens follows the tensors that
-autograd keeps. Peaks are those of single moments: the head's, a layer's.
+a fake step of that sizes. What grows with the model is exact, what grows with the tokens follows the tensors that
+autograd keeps. Peaks are those of single instants: the head's, a layer's.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,12 +14,12 @@ from tandem.config.training import FsdpTrainingConfig
 from tandem.planning.model_shape import ModelShape
 from tandem.planning.tower_memory import KEPT_FEATURES, KEPT_PIXELS, TowerPass
 
-Phase = Literal["forward", "backward", "step", "publish", "generation", "offloaded"]
+ModelPhase = Literal["forward", "backward", "step", "publish", "generation", "offloaded"]
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of a device at the moment when it holds the most, by cause."""
+    """Bytes of a device at the instant when it holds the most, by cause."""
 
     weights: int = 0
     """A rank's own parameters."""
@@ -67,7 +67,7 @@ class FsdpSizes:
     """One number a token in the place of logits."""
     tokens: int = 16_384
     """Of the largest micro-batch."""
-    scored: int | None = None
+    predicted: int | None = None
     """Its tokens whose log-probs are wanted: those of answers. Default: all."""
     shared_prompts: bool = True
     """Answers continue prompts that are computed once for several of them."""
@@ -100,9 +100,9 @@ class FsdpSizes:
         return -(-self.tokens // self.context_parallel)
 
     @property
-    def own_scored(self) -> int:
-        scored = self.tokens if self.scored is None else self.scored
-        return -(-scored // self.context_parallel)
+    def own_predicted(self) -> int:
+        predicted = self.tokens if self.predicted is None else self.predicted
+        return -(-predicted // self.context_parallel)
 
     @property
     def head(self) -> int:
@@ -191,61 +191,61 @@ def adapted_edges(shape: ModelShape) -> int:
     return edges + 3 * (hidden + width) if width else edges
 
 
-def phases(engine: FsdpSizes) -> dict[Phase, Memory]:
+def phases(sizes: FsdpSizes) -> dict[ModelPhase, Memory]:
     """The peak of each phase of one model; what other models of the process hold is not in it."""
-    found: dict[Phase, Memory] = {"forward": _forward(engine), "offloaded": Memory()}
-    if engine.learns:
-        found |= {"backward": _backward(engine), "step": _step(engine), "publish": _publish(engine)}
+    found: dict[ModelPhase, Memory] = {"forward": _forward(sizes), "offloaded": Memory()}
+    if sizes.learns:
+        found |= {"backward": _backward(sizes), "step": _step(sizes), "publish": _publish(sizes)}
     return found
 
 
-def resident(engine: FsdpSizes) -> Memory:
+def resident(sizes: FsdpSizes) -> Memory:
     """Between phases, on the device."""
-    learning, tower = engine.learning, engine.item_bytes * engine.idle_tower
-    master, frozen = 4 * learning, engine.item_bytes * (engine.body + engine.head - learning)
-    if engine.sharded:
-        if engine.cpu_offload:
+    learning, tower = sizes.learning, sizes.item_bytes * sizes.idle_tower
+    master, frozen = 4 * learning, sizes.item_bytes * (sizes.body + sizes.head - learning)
+    if sizes.sharded:
+        if sizes.cpu_offload:
             return Memory(weights=tower)
-        moments = 0 if engine.optimizer_offload else engine.moments
-        shards = (master + frozen - tower) // engine.shards
-        return Memory(weights=shards + tower, optimizer=moments // engine.shards)
-    masters = master if engine.item_bytes != 4 else 0
-    on_host = engine.cpu_offload or engine.optimizer_offload
-    return Memory(weights=engine.item_bytes * learning + frozen, optimizer=0 if on_host else masters + engine.moments)
+        moments = 0 if sizes.optimizer_offload else sizes.moments
+        shards = (master + frozen - tower) // sizes.shards
+        return Memory(weights=shards + tower, optimizer=moments // sizes.shards)
+    masters = master if sizes.item_bytes != 4 else 0
+    on_host = sizes.cpu_offload or sizes.optimizer_offload
+    return Memory(weights=sizes.item_bytes * learning + frozen, optimizer=0 if on_host else masters + sizes.moments)
 
 
-def kept_on_host(engine: FsdpSizes) -> int:
+def kept_on_host(sizes: FsdpSizes) -> int:
     """Bytes of host memory that `cpu_offload` or `optimizer_offload` takes at all times, for it or on its way."""
-    learning = engine.learning
-    if engine.sharded:
-        frozen = engine.item_bytes * (engine.body + engine.head - learning - engine.idle_tower)
-        whole = engine.moments + (4 * learning + frozen if engine.cpu_offload else 0)
-        return whole // engine.shards if engine.cpu_offload or engine.optimizer_offload else 0
-    masters = 4 if engine.cpu_offload or engine.item_bytes != 4 else 0
-    return engine.moments + masters * learning if engine.cpu_offload or engine.optimizer_offload else 0
+    learning = sizes.learning
+    if sizes.sharded:
+        frozen = sizes.item_bytes * (sizes.body + sizes.head - learning - sizes.idle_tower)
+        whole = sizes.moments + (4 * learning + frozen if sizes.cpu_offload else 0)
+        return whole // sizes.shards if sizes.cpu_offload or sizes.optimizer_offload else 0
+    masters = 4 if sizes.cpu_offload or sizes.item_bytes != 4 else 0
+    return sizes.moments + masters * learning if sizes.cpu_offload or sizes.optimizer_offload else 0
 
 
-def features_on_host(engine: FsdpSizes) -> int:
+def features_on_host(sizes: FsdpSizes) -> int:
     """Bytes of host memory that a frozen tower's features take while the model waits there."""
-    return _seen(engine).total
+    return _seen(sizes).total
 
 
-def pixels_on_host(engine: FsdpSizes) -> int:
+def pixels_on_host(sizes: FsdpSizes) -> int:
     """Bytes of host memory that a tower keeps of pictures at all times."""
-    return KEPT_PIXELS if engine.tower else 0
+    return KEPT_PIXELS if sizes.tower else 0
 
 
-def copied_for_checkpoint(engine: FsdpSizes) -> int:
+def copied_for_checkpoint(sizes: FsdpSizes) -> int:
     """Bytes of host memory that a rank keeps from the first checkpoint on: copies, from which it is written while
     training goes on (`tandem/training/copies.py`). Of the weights that the rank writes, masters, and moments."""
-    shape = engine.shape
-    if not engine.learns:
+    shape = sizes.shape
+    if not sizes.learns:
         return 0
-    head = [engine.head] if engine.value_head or not shape.tied else []
+    head = [sizes.head] if sizes.value_head or not shape.tied else []
     parts = [shape.embedding, *(shape.layer(index) for index in range(shape.layers)), shape.hidden, *head]
-    adapters = engine.learning if engine.lora_rank else 0
-    weights = engine.item_bytes * (_largest_file(parts, engine.ranks) + adapters)
-    return weights + (4 * engine.learning + engine.moments) // engine.shards
+    adapters = sizes.learning if sizes.lora_rank else 0
+    weights = sizes.item_bytes * (_largest_file(parts, sizes.ranks) + adapters)
+    return weights + (4 * sizes.learning + sizes.moments) // sizes.shards
 
 
 def _largest_file(parts: Sequence[int], ranks: int) -> int:
@@ -257,223 +257,223 @@ def _largest_file(parts: Sequence[int], ranks: int) -> int:
     return max(written)
 
 
-def _largest(moments: Iterable[Memory]) -> Memory:
-    return max(moments, key=lambda memory: memory.total)
+def _largest(instants: Iterable[Memory]) -> Memory:
+    return max(instants, key=lambda memory: memory.total)
 
 
-def _forward(engine: FsdpSizes) -> Memory:
-    tower = engine.tower
+def _forward(sizes: FsdpSizes) -> Memory:
+    tower = sizes.tower
     if tower is None:
-        return resident(engine) + _largest(_forward_moments(engine))
-    hidden = engine.own_tokens * engine.item_bytes * engine.shape.hidden
+        return resident(sizes) + _largest(_forward_instants(sizes))
+    hidden = sizes.own_tokens * sizes.item_bytes * sizes.shape.hidden
     read = Memory(activations=2 * tower.features() + hidden * (2 if tower.shape.deeper else 1))
-    seeing = Memory(gathered=_of_tower(engine), activations=tower.passing())
+    seeing = Memory(gathered=_of_tower(sizes), activations=tower.passing())
     return (
-        resident(engine) + _seen(engine) + _largest((seeing, *(moment + read for moment in _forward_moments(engine))))
+        resident(sizes) + _seen(sizes) + _largest((seeing, *(instant + read for instant in _forward_instants(sizes))))
     )
 
 
-def _seen(engine: FsdpSizes) -> Memory:
+def _seen(sizes: FsdpSizes) -> Memory:
     """Features that stay from pass to pass, where the tower does."""
-    return Memory(buffers=KEPT_FEATURES if engine.tower and not engine.trains_tower else 0)
+    return Memory(buffers=KEPT_FEATURES if sizes.tower and not sizes.trains_tower else 0)
 
 
-def _of_tower(engine: FsdpSizes) -> int:
+def _of_tower(sizes: FsdpSizes) -> int:
     """Weights that are whole while pictures pass through the tower: the output layer's, and two of its layers'."""
-    shape = engine.shape.tower
-    return _whole(engine, engine.head + engine.rest + shape.rest + 2 * shape.layer) if shape else 0
+    shape = sizes.shape.tower
+    return _whole(sizes, sizes.head + sizes.rest + shape.rest + 2 * shape.layer) if shape else 0
 
 
-def _forward_moments(engine: FsdpSizes) -> Iterator[Memory]:
-    shape, token = engine.shape, engine.own_tokens * engine.item_bytes
+def _forward_instants(sizes: FsdpSizes) -> Iterator[Memory]:
+    shape, token = sizes.shape, sizes.own_tokens * sizes.item_bytes
     hidden, rotation = token * shape.hidden, 3 * token * shape.head_dim
-    head, rest, layer = _whole(engine, engine.head), _whole(engine, engine.rest), _whole(engine, engine.layer)
-    yield Memory(gathered=2 * head + head // engine.shards)  # the head's shards as they come together
+    head, rest, layer = _whole(sizes, sizes.head), _whole(sizes, sizes.rest), _whole(sizes, sizes.layer)
+    yield Memory(gathered=2 * head + head // sizes.shards)  # the head's shards as they come together
     yield Memory(gathered=head + 2 * (rest + layer), activations=hidden)  # the body's first parameters
     gathered = head + rest + 2 * layer
     yield Memory(gathered=gathered + layer, activations=hidden)  # a layer as it comes together
-    yield Memory(gathered=gathered, activations=token * _feed_forward_numbers(engine) + 3 * hidden + rotation)
-    yield Memory(gathered=gathered, activations=_merging(engine) + 2 * hidden + rotation)
-    yield Memory(gathered=head + rest, activations=2 * hidden, logits=_logits(engine))
+    yield Memory(gathered=gathered, activations=token * _feed_forward_numbers(sizes) + 3 * hidden + rotation)
+    yield Memory(gathered=gathered, activations=_merging(sizes) + 2 * hidden + rotation)
+    yield Memory(gathered=head + rest, activations=2 * hidden, logits=_logits(sizes))
 
 
-def _whole(engine: FsdpSizes, parameters: int) -> int:
+def _whole(sizes: FsdpSizes, parameters: int) -> int:
     """Weights that lie in shards, gathered: bytes."""
-    return engine.item_bytes * parameters if engine.sharded else 0
+    return sizes.item_bytes * parameters if sizes.sharded else 0
 
 
-def _feed_forward_numbers(engine: FsdpSizes) -> int:
+def _feed_forward_numbers(sizes: FsdpSizes) -> int:
     """Numbers a token inside a feed-forward layer of a pass without gradients."""
-    shape = engine.shape
-    dense = (4 if engine.lora_rank else 3) * shape.width
+    shape = sizes.shape
+    dense = (4 if sizes.lora_rank else 3) * shape.width
     mixture = shape.active_experts * max(4 * shape.hidden, shape.hidden + 4 * shape.expert_width) + shape.hidden
     return max(dense, mixture if shape.experts else 0)
 
 
-def _merging(engine: FsdpSizes) -> int:
+def _merging(sizes: FsdpSizes) -> int:
     """Bytes inside attention, where the answers' share of their prompts is added in float32."""
-    attention, token = engine.shape.attention, engine.own_tokens * engine.item_bytes
-    merged = 12 * engine.own_scored * attention.query if engine.shared_prompts else 0
+    attention, token = sizes.shape.attention, sizes.own_tokens * sizes.item_bytes
+    merged = 12 * sizes.own_predicted * attention.query if sizes.shared_prompts else 0
     return token * (3 * attention.query + attention.key + attention.value) + merged
 
 
-def _logits(engine: FsdpSizes) -> int:
+def _logits(sizes: FsdpSizes) -> int:
     """What the head holds at most: a tile, or two float32 ones of whole rows, and gradients of hidden states."""
-    if engine.value_head:
-        return 8 * engine.own_scored
-    hidden, words = engine.shape.hidden, engine.shape.vocabulary
+    if sizes.value_head:
+        return 8 * sizes.own_predicted
+    hidden, words = sizes.shape.hidden, sizes.shape.vocabulary
     if words > _TILE:
-        tokens = min(engine.own_scored, _TILE)
-        tiles = engine.item_bytes * tokens * _TILE + 4 * (tokens + _TILE) * hidden
+        tokens = min(sizes.own_predicted, _TILE)
+        tiles = sizes.item_bytes * tokens * _TILE + 4 * (tokens + _TILE) * hidden
     else:
-        tokens = min(engine.own_scored, _TILE * _TILE // words)
+        tokens = min(sizes.own_predicted, _TILE * _TILE // words)
         tiles = 8 * tokens * words + 4 * tokens * hidden
-    return tiles + _scored_hidden(engine)
+    return tiles + _predicted_hidden(sizes)
 
 
-def _scored_hidden(engine: FsdpSizes) -> int:
-    return engine.own_scored * engine.item_bytes * engine.shape.hidden
+def _predicted_hidden(sizes: FsdpSizes) -> int:
+    return sizes.own_predicted * sizes.item_bytes * sizes.shape.hidden
 
 
-def _saved_before(engine: FsdpSizes) -> int:
+def _saved_before(sizes: FsdpSizes) -> int:
     """Numbers a token that autograd keeps of a layer's attention and norms."""
-    shape, attention = engine.shape, engine.shape.attention
+    shape, attention = sizes.shape, sizes.shape.attention
     numbers = 2 * attention.query + attention.key + attention.value
     if shape.family in LEAN:
         return numbers + 4 * shape.hidden + attention.normed
     return numbers + 8 * shape.hidden + 3 * attention.normed
 
 
-def _saved(engine: FsdpSizes, layer: int) -> int:
+def _saved(sizes: FsdpSizes, layer: int) -> int:
     """Bytes that autograd keeps of a layer without checkpointing."""
-    shape, numbers = engine.shape, _saved_before(engine)
+    shape, numbers = sizes.shape, _saved_before(sizes)
     if shape.mixtures[layer]:
         numbers += shape.active_experts * (4 * shape.expert_width + 2 * shape.hidden) + 4 * shape.shared_width
     else:
         numbers += 4 * shape.width
-    return engine.own_tokens * (engine.item_bytes * numbers + 4 * (shape.heads + 2))
+    return sizes.own_tokens * (sizes.item_bytes * numbers + 4 * (shape.heads + 2))
 
 
-def _kept(engine: FsdpSizes, layer: int) -> int:
+def _kept(sizes: FsdpSizes, layer: int) -> int:
     """Bytes of a layer that wait for its backward pass."""
-    if not engine.checkpointing:
-        return _saved(engine, layer)
-    attended = engine.item_bytes * engine.shape.attention.query + 4 * engine.shape.heads
-    numbers = engine.item_bytes * engine.shape.hidden + (attended if engine.keeps_attention else 0)
-    return engine.own_tokens * numbers
+    if not sizes.checkpointing:
+        return _saved(sizes, layer)
+    attended = sizes.item_bytes * sizes.shape.attention.query + 4 * sizes.shape.heads
+    numbers = sizes.item_bytes * sizes.shape.hidden + (attended if sizes.keeps_attention else 0)
+    return sizes.own_tokens * numbers
 
 
-def _backward(engine: FsdpSizes) -> Memory:
-    tower = engine.tower
+def _backward(sizes: FsdpSizes) -> Memory:
+    tower = sizes.tower
     if tower is None:
-        return resident(engine) + _largest(_backward_moments(engine))
-    seeing = Memory(gathered=_of_tower(engine), gradients=_gradients(engine), activations=tower.passing())
-    if not engine.trains_tower:
-        return resident(engine) + _seen(engine) + _largest((seeing, *_backward_moments(engine)))
+        return resident(sizes) + _largest(_backward_instants(sizes))
+    seeing = Memory(gathered=_of_tower(sizes), gradients=_gradients(sizes), activations=tower.passing())
+    if not sizes.trains_tower:
+        return resident(sizes) + _seen(sizes) + _largest((seeing, *_backward_instants(sizes)))
     own = Memory(activations=tower.kept() + tower.features())
     returning = replace(seeing, activations=tower.returning())
-    return resident(engine) + _largest((returning, *(moment + own for moment in _backward_moments(engine))))
+    return resident(sizes) + _largest((returning, *(instant + own for instant in _backward_instants(sizes))))
 
 
-def _backward_moments(engine: FsdpSizes) -> Iterator[Memory]:
+def _backward_instants(sizes: FsdpSizes) -> Iterator[Memory]:
     """From the second micro-batch on, when gradients of the first are there."""
-    hidden = engine.own_tokens * engine.item_bytes * engine.shape.hidden
-    rotation = 3 * engine.own_tokens * engine.item_bytes * engine.shape.head_dim
-    head, rest = _whole(engine, engine.head), _whole(engine, engine.rest)
-    gradients, layers = _gradients(engine), range(engine.shape.layers)
-    kept = sum(_kept(engine, layer) for layer in layers) + rotation
-    yield Memory(gathered=2 * head + head // engine.shards, gradients=gradients)
-    yield Memory(gathered=head + rest, gradients=gradients, activations=kept + 2 * hidden, logits=_logits(engine))
+    hidden = sizes.own_tokens * sizes.item_bytes * sizes.shape.hidden
+    rotation = 3 * sizes.own_tokens * sizes.item_bytes * sizes.shape.head_dim
+    head, rest = _whole(sizes, sizes.head), _whole(sizes, sizes.rest)
+    gradients, layers = _gradients(sizes), range(sizes.shape.layers)
+    kept = sum(_kept(sizes, layer) for layer in layers) + rotation
+    yield Memory(gathered=2 * head + head // sizes.shards, gradients=gradients)
+    yield Memory(gathered=head + rest, gradients=gradients, activations=kept + 2 * hidden, logits=_logits(sizes))
     for layer in {layers[-1], layers[max(0, len(layers) - 2)]}:
-        yield _in_layer(engine, layer, kept)
-    if engine.all_learns:
-        for memory in _at_embedding(engine):
+        yield _in_layer(sizes, layer, kept)
+    if sizes.all_learns:
+        for memory in _at_embedding(sizes):
             yield memory + Memory(gathered=head, gradients=gradients, activations=hidden)
 
 
-def _at_embedding(engine: FsdpSizes) -> Iterator[Memory]:
+def _at_embedding(sizes: FsdpSizes) -> Iterator[Memory]:
     """The end of the backward pass: the embedding's gradient, beside that of the first layer on its way."""
-    own, exact = engine.item_bytes * engine.shape.embedding, 4 * engine.shape.embedding
-    rest, travelling = _whole(engine, engine.rest), _travelling(engine)
-    if not engine.sharded or (engine.shape.tied and not engine.value_head):  # it is added to the output layer's
-        yield Memory(gathered=rest, gradients=travelling + own + (exact if engine.item_bytes != 4 else 0))
+    own, exact = sizes.item_bytes * sizes.shape.embedding, 4 * sizes.shape.embedding
+    rest, travelling = _whole(sizes, sizes.rest), _travelling(sizes)
+    if not sizes.sharded or (sizes.shape.tied and not sizes.value_head):  # it is added to the output layer's
+        yield Memory(gathered=rest, gradients=travelling + own + (exact if sizes.item_bytes != 4 else 0))
     else:
         yield Memory(gathered=rest, gradients=travelling + own)
-        yield Memory(gradients=own + (0 if engine.reduce_once else exact + exact // engine.shards))
+        yield Memory(gradients=own + (0 if sizes.reduce_once else exact + exact // sizes.shards))
 
 
-def _gradients(engine: FsdpSizes) -> int:
+def _gradients(sizes: FsdpSizes) -> int:
     """What is there of earlier micro-batches: float32, whole or a rank's own part; the head's whole in any case."""
-    if not engine.sharded or engine.reduce_once:
-        return 4 * engine.learning
-    head = engine.head if engine.head_learns else 0
-    return 4 * head + (0 if engine.cpu_offload else 4 * (engine.learning - head) // engine.shards)
+    if not sizes.sharded or sizes.reduce_once:
+        return 4 * sizes.learning
+    head = sizes.head if sizes.head_learns else 0
+    return 4 * head + (0 if sizes.cpu_offload else 4 * (sizes.learning - head) // sizes.shards)
 
 
-def _travelling(engine: FsdpSizes) -> int:
+def _travelling(sizes: FsdpSizes) -> int:
     """A layer's gradients in float32, whole, on their way to the ranks that sum them."""
-    return 4 * engine.layer if engine.sharded and engine.all_learns and not engine.reduce_once else 0
+    return 4 * sizes.layer if sizes.sharded and sizes.all_learns and not sizes.reduce_once else 0
 
 
-def _in_layer(engine: FsdpSizes, layer: int, kept: int) -> Memory:
+def _in_layer(sizes: FsdpSizes, layer: int, kept: int) -> Memory:
     """Inside a feed-forward layer's backward pass, while the gradients of the layer after it travel; or at its end."""
-    shape, token = engine.shape, engine.own_tokens * engine.item_bytes
-    hidden, later = token * shape.hidden, engine.shape.layers - 1 - layer
-    done = later * _kept(engine, layer)
+    shape, token = sizes.shape, sizes.own_tokens * sizes.item_bytes
+    hidden, later = token * shape.hidden, sizes.shape.layers - 1 - layer
+    done = later * _kept(sizes, layer)
     before = Memory(
-        gathered=_whole(engine, engine.head + engine.rest + min(1, layer) * engine.layer),
-        gradients=_gradients(engine),
+        gathered=_whole(sizes, sizes.head + sizes.rest + min(1, layer) * sizes.layer),
+        gradients=_gradients(sizes),
         activations=kept - done + 2 * hidden,
     )
     recomputed = 0
-    if engine.checkpointing:  # a layer's input is kept already, and what is selected
-        recomputed = _saved(engine, layer) - (_kept(engine, layer) if shape.family in LEAN else 0)
+    if sizes.checkpointing:  # a layer's input is kept already, and what is selected
+        recomputed = _saved(sizes, layer) - (_kept(sizes, layer) if shape.family in LEAN else 0)
     numbers = 3 * shape.active_experts * shape.hidden if shape.mixtures[layer] else 2 * shape.width
     inside = before + Memory(
-        gathered=_whole(engine, engine.layer),
-        gradients=_own_gradient(engine, layer) + (_travelling(engine) if later else 0),
+        gathered=_whole(sizes, sizes.layer),
+        gradients=_own_gradient(sizes, layer) + (_travelling(sizes) if later else 0),
         activations=recomputed + token * numbers,
-        logits=_scored_hidden(engine),
+        logits=_predicted_hidden(sizes),
     )
-    if not engine.sharded or not engine.all_learns:
+    if not sizes.sharded or not sizes.all_learns:
         return inside
     # Of the layer's own gradients: all there, in the dtype of the pass; then in float32, with none of its activations.
-    own = engine.item_bytes * engine.layer
+    own = sizes.item_bytes * sizes.layer
     there = before + Memory(
-        gathered=_whole(engine, engine.layer),
-        gradients=own + (_travelling(engine) if later else 0),
-        activations=token * _saved_before(engine) if engine.checkpointing else 0,
+        gathered=_whole(sizes, sizes.layer),
+        gradients=own + (_travelling(sizes) if later else 0),
+        activations=token * _saved_before(sizes) if sizes.checkpointing else 0,
     )
     end = before + Memory(
-        gradients=own + _travelling(engine) + _travelling(engine) // engine.shards, activations=-_kept(engine, layer)
+        gradients=own + _travelling(sizes) + _travelling(sizes) // sizes.shards, activations=-_kept(sizes, layer)
     )
     return _largest((inside, there, end))
 
 
-def _own_gradient(engine: FsdpSizes, layer: int) -> int:
+def _own_gradient(sizes: FsdpSizes, layer: int) -> int:
     """Of the feed-forward layer's last matrix, before it is summed in float32."""
-    if not engine.all_learns or engine.shape.mixtures[layer]:
+    if not sizes.all_learns or sizes.shape.mixtures[layer]:
         return 0
-    cast = 4 if not engine.sharded and engine.item_bytes != 4 else 0
-    return (engine.item_bytes + cast) * engine.shape.hidden * engine.shape.width
+    cast = 4 if not sizes.sharded and sizes.item_bytes != 4 else 0
+    return (sizes.item_bytes + cast) * sizes.shape.hidden * sizes.shape.width
 
 
-def _step(engine: FsdpSizes) -> Memory:
+def _step(sizes: FsdpSizes) -> Memory:
     """Gradients are a rank's own by now."""
-    own = engine.learning // (engine.shards if engine.sharded else 1)
-    if engine.sharded and engine.cpu_offload:
+    own = sizes.learning // (sizes.shards if sizes.sharded else 1)
+    if sizes.sharded and sizes.cpu_offload:
         return Memory()
-    matrix = engine.shape.hidden * (engine.lora_rank or max(engine.shape.width, engine.shape.attention.query))
-    buffers = engine.optimizer.step_bytes(matrix, engine.sharded)
-    visit = _visit(engine, own, buffers) if engine.optimizer_offload else Memory(buffers=buffers)
-    return resident(engine) + Memory(gradients=4 * own) + visit
+    matrix = sizes.shape.hidden * (sizes.lora_rank or max(sizes.shape.width, sizes.shape.attention.query))
+    buffers = sizes.optimizer.step_bytes(matrix, sizes.sharded)
+    visit = _visit(sizes, own, buffers) if sizes.optimizer_offload else Memory(buffers=buffers)
+    return resident(sizes) + Memory(gradients=4 * own) + visit
 
 
-def _visit(engine: FsdpSizes, own: int, buffers: int) -> Memory:
+def _visit(sizes: FsdpSizes, own: int, buffers: int) -> Memory:
     """Of the parameters that step together, some at a time, those that take the most: an embedding, or matrices."""
-    masters = 0 if engine.sharded or engine.item_bytes == 4 else 4
-    matrices = min(own, engine.matrices // (engine.shards if engine.sharded else 1))
-    most, chosen = max(_VISITING, engine.shape.embedding // engine.shards), engine.optimizer
+    masters = 0 if sizes.sharded or sizes.item_bytes == 4 else 4
+    matrices = min(own, sizes.matrices // (sizes.shards if sizes.sharded else 1))
+    most, chosen = max(_VISITING, sizes.shape.embedding // sizes.shards), sizes.optimizer
     others = min(own if chosen.moves_embeddings else own - matrices, most)
     together = min(matrices, _VISITING)
     of_others = Memory(
@@ -483,16 +483,16 @@ def _visit(engine: FsdpSizes, own: int, buffers: int) -> Memory:
     return _largest((of_others, of_matrices))
 
 
-def _publish(engine: FsdpSizes) -> Memory:
+def _publish(sizes: FsdpSizes) -> Memory:
     """One tensor at a time, whole."""
-    shape, item = engine.shape, engine.item_bytes
+    shape, item = sizes.shape, sizes.item_bytes
     matrix = shape.hidden * max(shape.width, shape.attention.query)
-    if engine.lora_rank:
-        return resident(engine) + Memory(buffers=12 * matrix + (2 * item * matrix if engine.sharded else 0))
-    if not engine.sharded:
-        return resident(engine)
+    if sizes.lora_rank:
+        return resident(sizes) + Memory(buffers=12 * matrix + (2 * item * matrix if sizes.sharded else 0))
+    if not sizes.sharded:
+        return resident(sizes)
     largest = max(shape.embedding, matrix, 2 * shape.experts * shape.hidden * shape.expert_width)
-    return resident(engine) + Memory(buffers=item * (2 * largest + largest // engine.shards))
+    return resident(sizes) + Memory(buffers=item * (2 * largest + largest // sizes.shards))
 
 
 @dataclass(frozen=True, slots=True)

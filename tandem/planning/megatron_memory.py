@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.config.training import MegatronTrainingConfig
-from tandem.planning.fsdp_memory import Memory, Phase
+from tandem.planning.fsdp_memory import Memory, ModelPhase
 from tandem.planning.model_shape import ModelShape
 
 _LOGITS = 2**25
@@ -109,133 +109,133 @@ class MegatronSizes:
         return chunks / virtual
 
 
-def resident(engine: MegatronSizes, stage: int = 0) -> Memory:
+def resident(sizes: MegatronSizes, stage: int = 0) -> Memory:
     """Between phases, on the device."""
-    dense, experts = engine.dense(stage), engine.experts(stage)
-    item, held = engine.item_bytes, dense + experts
-    if not engine.learns:
+    dense, experts = sizes.dense(stage), sizes.experts(stage)
+    item, held = sizes.item_bytes, dense + experts
+    if not sizes.learns:
         return Memory(weights=item * held)
     state = 12 if item != 4 else 8
-    optimizer = state * dense // engine.replicas + state * experts // engine.expert_replicas
+    optimizer = state * dense // sizes.replicas + state * experts // sizes.expert_replicas
     return Memory(weights=item * held, gradients=4 * held, optimizer=optimizer)
 
 
-def phases(engine: MegatronSizes) -> dict[Phase, Memory]:
+def phases(sizes: MegatronSizes) -> dict[ModelPhase, Memory]:
     """Of the stage that holds the most in each phase."""
-    stages = _extreme_stages(engine)
-    found: dict[Phase, Memory] = {"forward": _largest(resident(engine, at) + _forward(engine, at) for at in stages)}
+    stages = _extreme_stages(sizes)
+    found: dict[ModelPhase, Memory] = {"forward": _largest(resident(sizes, at) + _forward(sizes, at) for at in stages)}
     found["offloaded"] = Memory()
-    if engine.learns:
-        found["backward"] = _largest(at_stage(engine, at) for at in stages)
-        found["step"] = _largest(resident(engine, at) for at in stages)
-        found["publish"] = _largest(resident(engine, at) + _publish(engine) for at in stages)
+    if sizes.learns:
+        found["backward"] = _largest(at_stage(sizes, at) for at in stages)
+        found["step"] = _largest(resident(sizes, at) for at in stages)
+        found["publish"] = _largest(resident(sizes, at) + _publish(sizes) for at in stages)
     return found
 
 
-def at_stage(engine: MegatronSizes, stage: int) -> Memory:
+def at_stage(sizes: MegatronSizes, stage: int) -> Memory:
     """Of one stage in the backward phase."""
-    return resident(engine, stage) + _backward(engine, stage)
+    return resident(sizes, stage) + _backward(sizes, stage)
 
 
-def fullest_stage(engine: MegatronSizes) -> int:
+def fullest_stage(sizes: MegatronSizes) -> int:
     """Whose rank keeps the most between phases."""
-    return max(_extreme_stages(engine), key=lambda stage: resident(engine, stage).total)
+    return max(_extreme_stages(sizes), key=lambda stage: resident(sizes, stage).total)
 
 
-def _extreme_stages(engine: MegatronSizes) -> Sequence[int]:
+def _extreme_stages(sizes: MegatronSizes) -> Sequence[int]:
     """The first keeps the most in flight, the last has the output layer; those between have less of both."""
-    return sorted({0, engine.training.pipeline_parallel - 1})
+    return sorted({0, sizes.training.pipeline_parallel - 1})
 
 
-def _largest(moments: Iterator[Memory]) -> Memory:
-    return max(moments, key=lambda memory: memory.total)
+def _largest(instants: Iterator[Memory]) -> Memory:
+    return max(instants, key=lambda memory: memory.total)
 
 
-def _forward(engine: MegatronSizes, stage: int) -> Memory:
-    hidden = engine.item_bytes * engine.shape.hidden * engine.cut_tokens
-    layer = max(max(_attending(engine), _feeding(engine, at)) for at in engine.layers(stage) or [False])
+def _forward(sizes: MegatronSizes, stage: int) -> Memory:
+    hidden = sizes.item_bytes * sizes.shape.hidden * sizes.cut_tokens
+    layer = max(max(_attending(sizes), _feeding(sizes, at)) for at in sizes.layers(stage) or [False])
     inside = Memory(activations=2 * hidden + layer)
-    return max(inside, _head(engine, stage, hidden), key=lambda memory: memory.total)
+    return max(inside, _head(sizes, stage, hidden), key=lambda memory: memory.total)
 
 
-def _backward(engine: MegatronSizes, stage: int) -> Memory:
+def _backward(sizes: MegatronSizes, stage: int) -> Memory:
     """At the end of the last warm-up pass: everything in flight is kept; or inside a layer that is computed again."""
-    hidden = engine.item_bytes * engine.shape.hidden * engine.cut_tokens
+    hidden = sizes.item_bytes * sizes.shape.hidden * sizes.cut_tokens
     kept = int(
-        engine.in_flight(stage) * sum(count * _kept(engine, mixture) for mixture, count in engine.layers(stage).items())
+        sizes.in_flight(stage) * sum(count * _kept(sizes, mixture) for mixture, count in sizes.layers(stage).items())
     )
-    virtual = engine.training.virtual_pipeline
-    if stage < engine.training.pipeline_parallel - 1 or virtual > 1:
-        kept += int(engine.in_flight(stage) * virtual * hidden)  # what is sent on: the backward pass starts from it
-    layer = max(_returning(engine, at) for at in engine.layers(stage) or [False])
+    virtual = sizes.training.virtual_pipeline
+    if stage < sizes.training.pipeline_parallel - 1 or virtual > 1:
+        kept += int(sizes.in_flight(stage) * virtual * hidden)  # what is sent on: the backward pass starts from it
+    layer = max(_returning(sizes, at) for at in sizes.layers(stage) or [False])
     inside = Memory(activations=kept + hidden + layer)
-    head = Memory(activations=kept) + _head(engine, stage, hidden)
+    head = Memory(activations=kept) + _head(sizes, stage, hidden)
     return max(inside, head, key=lambda memory: memory.total)
 
 
-def _head(engine: MegatronSizes, stage: int, hidden: int) -> Memory:
+def _head(sizes: MegatronSizes, stage: int, hidden: int) -> Memory:
     """The last stage's output layer on the tokens that are scored: one chunk's logits, and what is made of them."""
-    if stage < engine.training.pipeline_parallel - 1:
+    if stage < sizes.training.pipeline_parallel - 1:
         return Memory()
-    shape, training, item = engine.shape, engine.training, engine.item_bytes
-    scored = engine.tokens if engine.scored is None else engine.scored
+    shape, training, item = sizes.shape, sizes.training, sizes.item_bytes
+    scored = sizes.tokens if sizes.scored is None else sizes.scored
     scored = -(-scored // training.context_parallel)
-    whole = item * shape.hidden * (scored + (engine.own_tokens if training.sequence_parallel else 0))
-    if engine.value_head:
+    whole = item * shape.hidden * (scored + (sizes.own_tokens if training.sequence_parallel else 0))
+    if sizes.value_head:
         return Memory(activations=2 * hidden + whole)
     chunk = min(scored * -(-shape.vocabulary // training.tensor_parallel), _LOGITS)
     return Memory(activations=2 * hidden + whole, logits=16 * chunk)
 
 
-def _saved(engine: MegatronSizes, mixture: bool) -> int:
+def _saved(sizes: MegatronSizes, mixture: bool) -> int:
     """Bytes that autograd keeps of a layer without checkpointing; of each norm input and output."""
-    between = engine.cut_tokens * engine.item_bytes * 4 * engine.shape.hidden
-    return between + _attending(engine) + _feeding(engine, mixture)
+    between = sizes.cut_tokens * sizes.item_bytes * 4 * sizes.shape.hidden
+    return between + _attending(sizes) + _feeding(sizes, mixture)
 
 
-def _attending(engine: MegatronSizes) -> int:
+def _attending(sizes: MegatronSizes) -> int:
     """Bytes of queries, keys and values before and after they are rotated, and of what attention makes of them."""
-    shape, attention, item = engine.shape, engine.shape.attention, engine.item_bytes
+    shape, attention, item = sizes.shape, sizes.shape.attention, sizes.item_bytes
     numbers = 3 * attention.query + 2 * attention.key + attention.value
-    own = engine.own_tokens * (item * numbers + 4 * shape.heads) // engine.training.tensor_parallel
-    return own + engine.own_tokens * item * 4 * shape.head_dim
+    own = sizes.own_tokens * (item * numbers + 4 * shape.heads) // sizes.training.tensor_parallel
+    return own + sizes.own_tokens * item * 4 * shape.head_dim
 
 
-def _feeding(engine: MegatronSizes, mixture: bool) -> int:
+def _feeding(sizes: MegatronSizes, mixture: bool) -> int:
     """Bytes inside a feed-forward layer."""
     if mixture:
-        return _saved_in_mixture(engine)
-    return engine.own_tokens * engine.item_bytes * 5 * engine.shape.width // engine.training.tensor_parallel
+        return _saved_in_mixture(sizes)
+    return sizes.own_tokens * sizes.item_bytes * 5 * sizes.shape.width // sizes.training.tensor_parallel
 
 
-def _saved_in_mixture(engine: MegatronSizes) -> int:
+def _saved_in_mixture(sizes: MegatronSizes) -> int:
     """Tokens by the experts that they are sent to, which are busy alike."""
-    shape, item = engine.shape, engine.item_bytes
-    a_choice = shape.hidden + 6 * shape.expert_width // engine.training.expert_ranks
+    shape, item = sizes.shape, sizes.item_bytes
+    a_choice = shape.hidden + 6 * shape.expert_width // sizes.training.expert_ranks
     router = 4 * 4 * shape.experts
-    return engine.cut_tokens * (item * shape.active_experts * a_choice + router)
+    return sizes.cut_tokens * (item * shape.active_experts * a_choice + router)
 
 
-def _kept(engine: MegatronSizes, mixture: bool) -> int:
+def _kept(sizes: MegatronSizes, mixture: bool) -> int:
     """Bytes of a layer that wait for its backward pass: with checkpointing its input."""
-    if engine.training.activation_checkpointing:
-        return engine.item_bytes * engine.shape.hidden * engine.cut_tokens
-    return _saved(engine, mixture)
+    if sizes.training.activation_checkpointing:
+        return sizes.item_bytes * sizes.shape.hidden * sizes.cut_tokens
+    return _saved(sizes, mixture)
 
 
-def _returning(engine: MegatronSizes, mixture: bool) -> int:
+def _returning(sizes: MegatronSizes, mixture: bool) -> int:
     """Bytes more inside a layer's backward pass: gradients of its widest part, and what is computed again."""
-    shape, item, training = engine.shape, engine.item_bytes, engine.training
+    shape, item, training = sizes.shape, sizes.item_bytes, sizes.training
     if mixture:
-        wide = engine.cut_tokens * item * shape.active_experts * 2 * shape.expert_width // training.expert_ranks
+        wide = sizes.cut_tokens * item * shape.active_experts * 2 * shape.expert_width // training.expert_ranks
     else:
-        wide = engine.own_tokens * item * 2 * shape.width // training.tensor_parallel
-    return wide + (_saved(engine, mixture) if training.activation_checkpointing else 0)
+        wide = sizes.own_tokens * item * 2 * shape.width // training.tensor_parallel
+    return wide + (_saved(sizes, mixture) if training.activation_checkpointing else 0)
 
 
-def _publish(engine: MegatronSizes) -> Memory:
+def _publish(sizes: MegatronSizes) -> Memory:
     """One tensor at a time, gathered and whole."""
-    shape = engine.shape
+    shape = sizes.shape
     experts = 3 * shape.hidden * shape.expert_width * shape.experts
     largest = max(shape.embedding, 2 * shape.hidden * shape.width, experts)
-    return Memory(buffers=2 * engine.item_bytes * largest)
+    return Memory(buffers=2 * sizes.item_bytes * largest)

@@ -11,10 +11,10 @@ from tandem.config.load import load_config
 from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
+from tandem.planning.generation_memory import given_share
 from tandem.planning.model_shape import read_shape
-from tandem.planning.phases import Moment, moments
+from tandem.planning.phases import PhasePeak, phase_peaks
 from tandem.planning.planned import Planned, longest_row
-from tandem.planning.serving import given_share
 
 FREE = ("training.reduce_once=", "generation.sleep=", "training.tokens_per_micro_batch=", "training.shard_size=")
 """Keys whose changes cost next to no time."""
@@ -25,12 +25,12 @@ class Mend:
     """Overrides that make a configuration fit."""
 
     overrides: tuple[str, ...]
-    most: Moment
-    """The fullest moment that is left."""
+    most: PhasePeak
+    """The highest peak that is left."""
 
 
-def fullest(found: Sequence[Moment]) -> Moment:
-    return max(found, key=lambda moment: moment.memory.total)
+def fullest(found: Sequence[PhasePeak]) -> PhasePeak:
+    return max(found, key=lambda peak: peak.memory.total)
 
 
 def find_mend(
@@ -52,10 +52,10 @@ def find_mend(
     def tried(overrides: Sequence[str]) -> _Tried | None:
         """None where the configuration refuses a change."""
         try:
-            found = moments(load_config(kind, path, overrides), card_bytes)
+            found = phase_peaks(load_config(kind, path, overrides), card_bytes)
         except UserError:
             return None
-        return _Tried(sum(max(0, moment.memory.total - card_bytes) for moment in found), fullest(found))
+        return _Tried(sum(max(0, peak.memory.total - card_bytes) for peak in found), fullest(found))
 
     config = load_config(kind, path, overrides)
     changes = list(_changes(config))
@@ -72,11 +72,11 @@ def find_mend(
 
 
 class _Tried(NamedTuple):
-    """A configuration: the less is missing, the better, then the less its fullest moment takes."""
+    """A configuration: the less is missing, the better, then the lower its highest peak is."""
 
     missing: int
     """Bytes, of all moments that do not fit."""
-    most: Moment
+    most: PhasePeak
 
     def is_better_than(self, other: "_Tried") -> bool:
         return (self.missing, self.most.memory.total) < (other.missing, other.most.memory.total)

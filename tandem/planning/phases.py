@@ -20,16 +20,16 @@ from tandem.planning import fsdp_memory, megatron_memory
 from tandem.planning.fsdp_memory import (
     FsdpSizes,
     Memory,
-    Phase,
+    ModelPhase,
     copied_for_checkpoint,
     features_on_host,
     kept_on_host,
     pixels_on_host,
 )
+from tandem.planning.generation_memory import judge_memory, native_memory, replica_memory
 from tandem.planning.megatron_memory import MegatronSizes
 from tandem.planning.model_shape import ModelShape, read_shape
 from tandem.planning.planned import Planned, adapters_of, item_bytes, learning_roles, longest_row
-from tandem.planning.serving import judge_memory, native_memory, replica_memory
 
 CONTEXT_BYTES = 2**30
 """Of a process's CUDA context and its libraries' workspaces: an allowance, for nobody has measured it here."""
@@ -40,7 +40,7 @@ SLACK = 0.05
 
 LoopPhase = Literal["generation", "scoring", "preparation", "update", "publish"]
 """Of a step, as `controller/timesharing.py` has them."""
-_STAGES: Mapping[Phase, LoopPhase] = {
+_LOOP_PHASE_OF: Mapping[ModelPhase, LoopPhase] = {
     "forward": "preparation",
     "backward": "update",
     "step": "update",
@@ -53,21 +53,22 @@ _ELSEWHERE: Mapping[RoleName, tuple[LoopPhase, ...]] = {
     "teacher": ("generation", "scoring", "update", "publish"),
     "reward_model": ("generation", "preparation", "update", "publish"),
 }
-"""Stages in which a role that takes turns is in host memory."""
+"""Phases of the loop in which a role that takes turns is in host memory."""
 
 
-AnyEngine = FsdpSizes | MegatronSizes
+ModelSizes = FsdpSizes | MegatronSizes
 """Of either backend."""
+_Models = Mapping[RoleName, ModelSizes]
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class PhasePeak:
     """What a process of a pool holds at most, in one phase of a role."""
 
     pool: str
     processes: int
     role: str
-    phase: Phase
+    phase: ModelPhase
     memory: Memory
     """Of all roles of the process together."""
 
@@ -95,20 +96,20 @@ class HostMemory:
 class _Pool:
     name: str
     ranks: int
-    engines: Mapping[RoleName, AnyEngine]
+    models: _Models
     """Roles that train or score, in the order in which they are made."""
     generates: bool
     judge: ModelShape | None = None
     """Of the language model that judges answers here."""
 
 
-def moments(config: Planned, card_bytes: int) -> list[Moment]:
+def phase_peaks(config: Planned, card_bytes: int) -> list[PhasePeak]:
     """The phases of a step, pool by pool. UserError where planning does not know a model."""
     if mistakes := list(find_shape_mistakes(config)):
         raise UserError("; ".join(mistakes))
     shapes: dict[RoleName, ModelShape] = {role: read_shape(path) for role, path in model_roles(config)}
     policy = next(iter(shapes.values()))
-    return [moment for pool in _pools(config, shapes) for moment in _of_pool(config, pool, policy, card_bytes)]
+    return [peak for pool in _pools(config, shapes) for peak in _of_pool(config, pool, policy, card_bytes)]
 
 
 def not_counted(config: Planned) -> Iterator[str]:
@@ -128,42 +129,40 @@ def not_counted(config: Planned) -> Iterator[str]:
 def hosts(config: Planned) -> list[HostMemory]:
     """Host memory by pool, of those that keep models there."""
     shapes: dict[RoleName, ModelShape] = {role: read_shape(path) for role, path in model_roles(config)}
-    return [_host(config, pool) for pool in _pools(config, shapes) if pool.engines]
+    return [_host(config, pool) for pool in _pools(config, shapes) if pool.models]
 
 
 def _host(config: Planned, pool: _Pool) -> HostMemory:
-    away: dict[RoleName, int] = {role: _waiting(pool.engines[role]) for role in _leaving(config, pool)}
-    stages: tuple[LoopPhase, ...] = get_args(LoopPhase)
-    waiting = (sum(size for role, size in away.items() if stage in _ELSEWHERE[role]) for stage in stages)
-    engines = [
-        engine for engine in pool.engines.values() if isinstance(engine, FsdpSizes)
-    ]  # Megatron-Core keeps nothing
-    copies = sum(map(copied_for_checkpoint, engines))
-    if isinstance(config, TrainConfig) and config.algorithm.kl.refresh_steps and "reference" in pool.engines:
-        copies += resident(pool.engines["reference"]).weights
+    away: dict[RoleName, int] = {role: _waiting(pool.models[role]) for role in _leaving(config, pool)}
+    loop_phases: tuple[LoopPhase, ...] = get_args(LoopPhase)
+    waiting = (sum(size for role, size in away.items() if phase in _ELSEWHERE[role]) for phase in loop_phases)
+    of_fsdp = [sizes for sizes in pool.models.values() if isinstance(sizes, FsdpSizes)]  # Megatron-Core keeps nothing
+    copies = sum(map(copied_for_checkpoint, of_fsdp))
+    if isinstance(config, TrainConfig) and config.algorithm.kl.refresh_steps and "reference" in pool.models:
+        copies += resident(pool.models["reference"]).weights
     nodes = config.placement.pools.get(pool.name, [pool.ranks]) if isinstance(config, TrainConfig) else [pool.ranks]
-    pixels = [pixels_on_host(engine) for engine in engines]
+    pixels = [pixels_on_host(sizes) for sizes in of_fsdp]
     if pool.generates and isinstance(config, TrainConfig) and isinstance(config.generation, NativeGenerationConfig):
         pixels.append(max(pixels, default=0))
-    return HostMemory(pool.name, max(nodes), max(waiting) + sum(map(kept_on_host, engines)), copies, sum(pixels))
+    return HostMemory(pool.name, max(nodes), max(waiting) + sum(map(kept_on_host, of_fsdp)), copies, sum(pixels))
 
 
-def _waiting(engine: AnyEngine) -> int:
+def _waiting(sizes: ModelSizes) -> int:
     """Bytes of host memory that a model takes while others have the devices; Megatron-Core lets gradients go."""
-    held = resident(engine)
-    return held.total - held.gradients if isinstance(engine, MegatronSizes) else held.total + features_on_host(engine)
+    held = resident(sizes)
+    return held.total - held.gradients if isinstance(sizes, MegatronSizes) else held.total + features_on_host(sizes)
 
 
-def resident(engine: AnyEngine) -> Memory:
+def resident(sizes: ModelSizes) -> Memory:
     """Between phases, on the device; of a pipeline, on that of the fullest stage."""
-    if isinstance(engine, MegatronSizes):
-        return megatron_memory.resident(engine, megatron_memory.fullest_stage(engine))
-    return fsdp_memory.resident(engine)
+    if isinstance(sizes, MegatronSizes):
+        return megatron_memory.resident(sizes, megatron_memory.fullest_stage(sizes))
+    return fsdp_memory.resident(sizes)
 
 
-def phases(engine: AnyEngine) -> dict[Phase, Memory]:
+def phases(sizes: ModelSizes) -> dict[ModelPhase, Memory]:
     """The peak of each phase of one model."""
-    return megatron_memory.phases(engine) if isinstance(engine, MegatronSizes) else fsdp_memory.phases(engine)
+    return megatron_memory.phases(sizes) if isinstance(sizes, MegatronSizes) else fsdp_memory.phases(sizes)
 
 
 def find_shape_mistakes(config: Planned) -> Iterator[str]:
@@ -180,30 +179,28 @@ def find_shape_mistakes(config: Planned) -> Iterator[str]:
 def _pools(config: Planned, shapes: Mapping[RoleName, ModelShape]) -> Iterator[_Pool]:
     if isinstance(config, SftConfig):
         ranks = config.cluster.ranks or 1
-        models: dict[RoleName, AnyEngine] = {
-            role: either_engine(config, role, shape, ranks) for role, shape in shapes.items()
-        }
-        yield _Pool("main", ranks, models, generates=False)
+        in_all: _Models = {role: sizes_of(config, role, shape, ranks) for role, shape in shapes.items()}
+        yield _Pool("main", ranks, in_all, generates=False)
         return
     names = list(config.placement.pools) or ["main"]
     placed = {role: config.placement.roles.get(role, names[0]) for role in get_args(RoleName)}
     for name in names:
         roles: list[RoleName] = [role for role in shapes if placed[role] == name]
         ranks = sum(config.placement.pools.get(name, [config.cluster.ranks or 1]))
-        engines: dict[RoleName, AnyEngine] = {role: either_engine(config, role, shapes[role], ranks) for role in roles}
+        models: _Models = {role: sizes_of(config, role, shapes[role], ranks) for role in roles}
         judges = config.model.judge_path if placed["judge"] == name else None
-        yield _Pool(name, ranks, engines, placed["rollout"] == name, None if judges is None else read_shape(judges))
+        yield _Pool(name, ranks, models, placed["rollout"] == name, None if judges is None else read_shape(judges))
 
 
-def either_engine(config: Planned, role: str, shape: ModelShape, ranks: int) -> AnyEngine:
-    """A role in the engine of the configuration."""
+def sizes_of(config: Planned, role: str, shape: ModelShape, ranks: int) -> ModelSizes:
+    """A role in the training engine of the configuration."""
     training = config.training
     if isinstance(training, FsdpTrainingConfig):
-        return engine_of(config, training, role, shape, ranks)
-    return megatron_engine_of(config, training, role, shape, ranks)
+        return fsdp_sizes(config, training, role, shape, ranks)
+    return megatron_sizes(config, training, role, shape, ranks)
 
 
-def megatron_engine_of(
+def megatron_sizes(
     config: Planned, training: MegatronTrainingConfig, role: str, shape: ModelShape, ranks: int
 ) -> MegatronSizes:
     """A role in Megatron-Core, with the longest rows that there can be."""
@@ -218,14 +215,14 @@ def megatron_engine_of(
     )
 
 
-def engine_of(config: Planned, training: FsdpTrainingConfig, role: str, shape: ModelShape, ranks: int) -> FsdpSizes:
+def fsdp_sizes(config: Planned, training: FsdpTrainingConfig, role: str, shape: ModelShape, ranks: int) -> FsdpSizes:
     """A role in the PyTorch engine, with the longest rows that there can be."""
     learns = role in learning_roles(config)
     lora = adapters_of(config, role)
     tokens = max(training.tokens_per_micro_batch, longest_row(config))
     siblings = config.algorithm.group_size if isinstance(config, TrainConfig) else 1
     pairs = isinstance(config, (DpoConfig, RewardModelConfig))
-    engine = FsdpSizes(
+    sizes = FsdpSizes(
         shape=shape,
         ranks=ranks,
         item_bytes=item_bytes(config),
@@ -244,7 +241,7 @@ def engine_of(config: Planned, training: FsdpTrainingConfig, role: str, shape: M
         tower_learns=config.model.vision_tower == "train",
         picture_tokens=min(tokens, picture_tokens(config, tokens)) if shape.tower else 0,
     )
-    return replace(engine, reduce_once=training.sums_gradients_once(engine.learning))
+    return replace(sizes, reduce_once=training.sums_gradients_once(sizes.learning))
 
 
 def _optimizer(config: Planned, role: str) -> OptimizerConfig:
@@ -263,32 +260,32 @@ def picture_tokens(config: Planned, tokens: int) -> int:
     return rows * (config.data.images.max_image_tokens or 0)
 
 
-def _of_pool(config: Planned, pool: _Pool, policy: ModelShape, card_bytes: int) -> Iterator[Moment]:
-    held = {role: resident(engine) for role, engine in pool.engines.items()}
-    trains_by_rewards = isinstance(config, TrainConfig)
-    serving = _serving(config, pool, policy, card_bytes) if trains_by_rewards and pool.generates else {}
+def _of_pool(config: Planned, pool: _Pool, policy: ModelShape, card_bytes: int) -> Iterator[PhasePeak]:
+    held = {role: resident(sizes) for role, sizes in pool.models.items()}
+    is_rl = isinstance(config, TrainConfig)
+    generating = _generating(config, pool, policy, card_bytes) if is_rl and pool.generates else {}
     leaving = _leaving(config, pool)
     judging, judge = _judging(config, pool, card_bytes)
 
-    def beside(stage: LoopPhase, role: RoleName | None = None) -> Memory:
+    def beside(when: LoopPhase, role: RoleName | None = None) -> Memory:
         """What the engine and the other roles hold meanwhile."""
-        others = [name for name in held if name != role and not (name in leaving and stage in _ELSEWHERE[name])]
-        return sum((held[name] for name in others), start=serving.get(stage, Memory()) + judge)
+        others = [name for name in held if name != role and not (name in leaving and when in _ELSEWHERE[name])]
+        return sum((held[name] for name in others), start=generating.get(when, Memory()) + judge)
 
     if pool.generates:
-        yield _moment(config, pool, "rollout", "generation", beside("generation"))
+        yield _phase_peak(config, pool, "rollout", "generation", beside("generation"))
     if pool.judge is not None:
-        yield _moment(config, pool, "judge", "generation", beside("generation") + Memory(logits=judging.logits))
-    for role, engine in pool.engines.items():
-        for phase, memory in phases(engine).items():
-            if phase == "offloaded" or (phase == "publish" and not (role == "actor" and trains_by_rewards)):
+        yield _phase_peak(config, pool, "judge", "generation", beside("generation") + Memory(logits=judging.logits))
+    for role, sizes in pool.models.items():
+        for phase, memory in phases(sizes).items():
+            if phase == "offloaded" or (phase == "publish" and not (role == "actor" and is_rl)):
                 continue
-            stage: LoopPhase = "scoring" if role == "reward_model" and trains_by_rewards else _STAGES[phase]
-            yield _moment(config, pool, role, phase, memory + beside(stage, role))
+            when: LoopPhase = "scoring" if role == "reward_model" and is_rl else _LOOP_PHASE_OF[phase]
+            yield _phase_peak(config, pool, role, phase, memory + beside(when, role))
 
 
 def _judging(config: Planned, pool: _Pool, card_bytes: int) -> tuple[Memory, Memory]:
-    """What a judge's engine holds of a device while it judges, and in every other moment."""
+    """What a judge's engine holds of a device while it judges, and at all other times."""
     if pool.judge is None or not isinstance(config, TrainConfig):
         return Memory(), Memory()
     return judge_memory(config, pool.judge, pool.ranks, card_bytes)
@@ -299,43 +296,43 @@ def _leaving(config: Planned, pool: _Pool) -> set[RoleName]:
     if isinstance(config, SftConfig):
         return set()
     leaving: set[RoleName] = set()
-    if len(pool.engines) > 1:
+    if len(pool.models) > 1:
         leaving |= {"reference", "teacher", "reward_model"}
     if pool.generates and config.generation.sleep != "never":
         leaving |= {"critic", "reference", "teacher", "reward_model"}
         if not _computes_with_the_actors(config, pool):
             leaving.add("actor")
-    return {role for role in pool.engines if role in leaving}
+    return {role for role in pool.models if role in leaving}
 
 
 def _computes_with_the_actors(config: TrainConfig, pool: _Pool) -> bool:
     """One rank's native engine has no weights of its own; Megatron-Core's lie otherwise than it wants them."""
-    alone = isinstance(config.generation, NativeGenerationConfig) and pool.ranks == 1 and "actor" in pool.engines
+    alone = isinstance(config.generation, NativeGenerationConfig) and pool.ranks == 1 and "actor" in pool.models
     return alone and isinstance(config.training, FsdpTrainingConfig)
 
 
-def _moment(config: Planned, pool: _Pool, role: str, phase: Phase, memory: Memory) -> Moment:
+def _phase_peak(config: Planned, pool: _Pool, role: str, phase: ModelPhase, memory: Memory) -> PhasePeak:
     processes = 1
     if pool.generates and isinstance(config, TrainConfig) and not isinstance(config.generation, NativeGenerationConfig):
-        processes = config.generation.replicas + bool(pool.engines)
+        processes = config.generation.replicas + bool(pool.models)
     if pool.judge is not None and isinstance(config, TrainConfig) and config.reward.judge is not None:
         judges = config.reward.judge.generation
         processes += 0 if isinstance(judges, NativeGenerationConfig) else judges.replicas
     context = processes * CONTEXT_BYTES + (NCCL_BYTES if pool.ranks > 1 else 0)
     tensors = memory.total - memory.cache
     allowed = Memory(context=context, slack=int(SLACK * tensors))
-    return Moment(pool.name, pool.ranks, role, phase, memory + allowed)
+    return PhasePeak(pool.name, pool.ranks, role, phase, memory + allowed)
 
 
-def _serving(config: TrainConfig, pool: _Pool, shape: ModelShape, card_bytes: int) -> Mapping[LoopPhase, Memory]:
-    """What the generation engine holds of a device in each stage."""
+def _generating(config: TrainConfig, pool: _Pool, shape: ModelShape, card_bytes: int) -> Mapping[LoopPhase, Memory]:
+    """What the generation engine holds of a device in each phase of the loop."""
     if isinstance(config.generation, NativeGenerationConfig):
         own_weights = not _computes_with_the_actors(config, pool)
         awake, asleep = native_memory(config, config.generation, shape, pool.ranks, own_weights)
         filled = asleep
     else:
-        awake, asleep = replica_memory(config, config.generation, shape, bool(pool.engines), card_bytes)
+        awake, asleep = replica_memory(config, config.generation, shape, bool(pool.models), card_bytes)
         filled = replace(awake, cache=asleep.cache)
-    if not pool.engines:
+    if not pool.models:
         asleep = filled = awake
     return {"generation": awake, "scoring": asleep, "preparation": asleep, "update": asleep, "publish": filled}

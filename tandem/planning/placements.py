@@ -17,21 +17,21 @@ from tandem.planning.costs import (
     BESIDE_THE_ACTOR,
     Asleep,
     ClusterCosts,
+    Generators,
     MemoryOf,
     PlannedRole,
-    Serving,
     TrafficOf,
     held_and_working,
 )
 from tandem.planning.fsdp_memory import FsdpSizes, phases, resident
+from tandem.planning.generation_memory import asked_of_one, given_rows, share_of
 from tandem.planning.hardware import Machines
 from tandem.planning.model_shape import read_shape
 from tandem.planning.offload import host_traffic
 from tandem.planning.passes import IN_PLACE
-from tandem.planning.phases import engine_of, megatron_engine_of
+from tandem.planning.phases import fsdp_sizes, megatron_sizes
 from tandem.planning.placement_search import ROLLOUT, Plan, Ranking, evaluate, nothing_fits, search, why
 from tandem.planning.planned import adapters_of, item_bytes, learning_roles
-from tandem.planning.serving import asked_of_one, given_rows, share_of
 from tandem.planning.settings import Training, as_overrides, changes_for, fits, layouts_of, sets_of, trainings_of
 from tandem.planning.time import CONSTANTS, ParallelDims, Workload
 
@@ -123,10 +123,10 @@ def as_it_is(
     """The configuration's own sets and degrees, whether models have room there or not. None: engines have none."""
     costs = costs_of(config, machines, work, config.training, scales)
     costs.memory_of = lambda *_: (0, 0)
-    kept = costs.serving.kept_rows and (lambda _: 0)
-    costs.serving = replace(costs.serving, kept_rows=kept, models_leave=True)
+    kept = costs.generators.kept_rows and (lambda _: 0)
+    costs.generators = replace(costs.generators, kept_rows=kept, models_leave=True)
     if not isinstance(config.generation, NativeGenerationConfig):
-        costs.serving = replace(costs.serving, tensor_degrees=[config.generation.tensor_parallel])
+        costs.generators = replace(costs.generators, tensor_degrees=[config.generation.tensor_parallel])
     sets = {roles: sum(config.nodes_of(roles[0])) for roles in sets_of(config, roles_of(config)).values()}  # type: ignore[arg-type]
     return evaluate(costs, sets, stale=config.trainer.max_staleness > 0)
 
@@ -223,7 +223,7 @@ def costs_of(
         work,
         lambda shape, gpus: layouts_of(training, shape, gpus),
         _memory_of(config, training),
-        serving=_serving(config),
+        generators=_generators(config),
         traffic_of=_traffic_of(config, training),
         staleness=config.trainer.max_staleness,
         old_logprobs=_scores_before_learning(config),
@@ -233,17 +233,17 @@ def costs_of(
 
 def _scores_before_learning(config: TrainConfig) -> bool:
     needs = make_algorithm(config.algorithm, config.generation.max_response_tokens).needs
-    staleness, reads_logprobs = config.trainer.max_staleness, Need.POLICY_LOGPROBS in needs
-    plan = ratio_plan(config.algorithm, staleness, reads_logprobs=reads_logprobs)
+    staleness, reads_old_logprobs = config.trainer.max_staleness, Need.OLD_LOGPROBS in needs
+    plan = ratio_plan(config.algorithm, staleness, reads_old_logprobs=reads_old_logprobs)
     return plan.trainer_pass is TrainerPass.BEFORE_UPDATE
 
 
-def _serving(config: TrainConfig) -> Serving:
+def _generators(config: TrainConfig) -> Generators:
     generation, rows = config.generation, given_rows(config.generation)
     leave = generation.sleep != "never"
     if isinstance(generation, NativeGenerationConfig):
         busy = generation.sleep == "idle" and config.trainer.max_staleness > 0
-        return Serving(
+        return Generators(
             [1],
             rows,
             asleep="all" if busy or not leave else "weights",
@@ -253,7 +253,7 @@ def _serving(config: TrainConfig) -> Serving:
             reads_trainer=isinstance(config.training, FsdpTrainingConfig),
         )
     quantized = isinstance(generation, VllmGenerationConfig) and generation.quantization is not None
-    return Serving(
+    return Generators(
         most_rows=rows,
         share_of=lambda beside: share_of(generation, beside),
         asleep=KEPT_ASLEEP[generation.sleep],
@@ -267,11 +267,11 @@ def _memory_of(config: TrainConfig, training: Training) -> MemoryOf:
 
     def memory_of(role: str, model: PlannedRole, layout: ParallelDims) -> tuple[int, int]:
         if not isinstance(training, FsdpTrainingConfig):
-            both = held_and_working(megatron_engine_of(config, training, role, model.shape, layout.gpus))
+            both = held_and_working(megatron_sizes(config, training, role, model.shape, layout.gpus))
             return both if model.learns else (0, sum(both))
-        engine = _engine_of(config, training, role, model, layout)
-        held = resident(engine).total if model.learns else 0  # others wait in host memory for their turn
-        return held, max(memory.total for memory in phases(engine).values()) - held
+        sizes = _sizes_of(config, training, role, model, layout)
+        held = resident(sizes).total if model.learns else 0  # others wait in host memory for their turn
+        return held, max(memory.total for memory in phases(sizes).values()) - held
 
     return memory_of
 
@@ -279,14 +279,14 @@ def _memory_of(config: TrainConfig, training: Training) -> MemoryOf:
 def _traffic_of(config: TrainConfig, training: Training) -> TrafficOf:
     if not isinstance(training, FsdpTrainingConfig):
         return lambda *_: IN_PLACE
-    return lambda role, model, layout: host_traffic(_engine_of(config, training, role, model, layout))
+    return lambda role, model, layout: host_traffic(_sizes_of(config, training, role, model, layout))
 
 
-def _engine_of(
+def _sizes_of(
     config: TrainConfig, training: FsdpTrainingConfig, role: str, model: PlannedRole, layout: ParallelDims
 ) -> FsdpSizes:
     """One copy of the model is shared by as many ranks as the configuration says, if that divides the GPUs."""
     size = training.shard_size
     divides = size is not None and layout.gpus % size == 0
     fitted = training.model_copy(update={"shard_size": size if divides else None})
-    return engine_of(config, fitted, role, model.shape, layout.gpus)
+    return fsdp_sizes(config, fitted, role, model.shape, layout.gpus)

@@ -21,7 +21,7 @@ from tandem.planning.costs import DEGREES, EXPERT_DEGREES
 from tandem.planning.hardware import Machines
 from tandem.planning.mends import fullest
 from tandem.planning.model_shape import ModelShape
-from tandem.planning.phases import moments
+from tandem.planning.phases import phase_peaks
 from tandem.planning.placement_search import ACTOR, ROLLOUT, Plan, Way
 from tandem.planning.time import ParallelDims
 
@@ -179,7 +179,7 @@ def fits(config: TrainConfig, changes: Mapping[str, Any], card_bytes: int) -> bo
         tree[section][name] = value
     try:
         changed = TrainConfig.model_validate(tree)
-        return not broken_rules(changed) and fullest(moments(changed, card_bytes)).memory.total <= card_bytes
+        return not broken_rules(changed) and fullest(phase_peaks(changed, card_bytes)).memory.total <= card_bytes
     except (ValidationError, UserError):
         return False
 

@@ -49,7 +49,7 @@ class Conversations:
         self,
         config: ConversationConfig,
         environments: Environments,
-        tokens: Format,
+        chat_format: Format,
         generate: Generate,
         decode: DecodeAll,
         positions: Callable[[], float],
@@ -59,7 +59,7 @@ class Conversations:
         model that sees them."""
         self._config = config
         self._environments = environments
-        self._format = tokens
+        self._format = chat_format
         self._generate = generate
         self._decode = decode
         self._positions = positions

@@ -40,16 +40,16 @@ class Lines:
     """What a format makes of messages, with as many tokens for each picture as it takes. Pictures are stored already;
     `pictures` is None where the model sees none."""
 
-    tokens: Format
+    chat_format: Format
     pictures: ModelPictures | None
 
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Line:
         """As Format.open; raises UserError also where the template leaves a picture out."""
-        return self._expanded(self.tokens.open(messages, tools), messages)
+        return self._expanded(self.chat_format.open(messages, tools), messages)
 
     def extend(self, line: Line, new: Sequence[Message], tools: Sequence[ToolSchema]) -> Line | None:
         """`line`, which ends in a turn of the policy, and what is said to it then; None as of Format.extend."""
-        added = self.tokens.extend(line.ids.tolist(), new, tools)
+        added = self.chat_format.extend(line.ids.tolist(), new, tools)
         if added is None:
             return None
         told, start = self._expanded(added, new), len(line.ids)

@@ -41,9 +41,9 @@ class Node:
         """The tokens that it was asked with, and those that it sampled."""
         return np.concatenate((self.prompt_ids, self.completion.token_ids))
 
-    def line(self) -> "list[Node]":
+    def ancestry(self) -> "list[Node]":
         """From the root to this node."""
-        return [*(self.parent.line() if self.parent else []), self]
+        return [*(self.parent.ancestry() if self.parent else []), self]
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class TokenTree:
         are left out, but for the only one."""
         trained: dict[int, list[Turn]] = {}
         leaves = sorted(self._leaves(), key=lambda leaf: leaf is not first)
-        branches = [_branch(leaf.line(), trained, spell) for leaf in leaves]
+        branches = [_branch(leaf.ancestry(), trained, spell) for leaf in leaves]
         return [branch for branch in branches if branch.loss_mask.any()] or branches[:1]
 
     def _leaves(self) -> Iterator[Node]:

@@ -46,7 +46,7 @@ class CutShort(TandemError):
 class PolicyEndpoint:
     """What answers."""
 
-    tokens: Format
+    chat_format: Format
     generate: Callable[[Request], AsyncIterator[Completion]]
     positions: Callable[[], float]
     """The most tokens of a row."""
@@ -124,11 +124,11 @@ class AgentRequest:
 
 
 @dataclass(slots=True)
-class _Line:
+class _Start:
     """What a call is answered on."""
 
     parent: Node | None
-    tokens: Line
+    line: Line
     heard: Sequence[Message]
     reasonings: tuple[str, ...]
     """Of all messages: the policy's as it thought, though the agent may have left them out."""
@@ -136,7 +136,7 @@ class _Line:
     @property
     def spent(self) -> int:
         """Tokens behind those that the line was opened with."""
-        return len(self.tokens.ids) - len(self.parent.line()[0].prompt_ids) if self.parent else 0
+        return len(self.line.ids) - len(self.parent.ancestry()[0].prompt_ids) if self.parent else 0
 
 
 @dataclass(eq=False, slots=True)
@@ -162,7 +162,7 @@ class Session:
     closed: bool = False
     asked: int = 0
     """How often the agent asked, retries aside."""
-    _calls: list[AgentRequest] = field(default_factory=list[AgentRequest], init=False)
+    _requests: list[AgentRequest] = field(default_factory=list[AgentRequest], init=False)
     _ends: dict[bytes, list[SessionResponse]] = field(default_factory=dict[bytes, list[SessionResponse]], init=False)
     """The answers by the fingerprint of the conversation up to them."""
     _named_calls: set[str] = field(default_factory=set[str], init=False)
@@ -183,14 +183,14 @@ class Session:
         if self.asked >= self.rules.calls:
             self.truncated = self.out_of_calls = True
             raise SessionClosed(f"this session's {self.rules.calls} calls are spent")
-        request, line = self._request(asked, conversation)
+        request, start = self._request(asked, conversation)
         self.asked += 1
         self.without_room = None
         call = AgentRequest(
-            asked, conversation, asyncio.ensure_future(self._answer(asked, conversation, request, line))
+            asked, conversation, asyncio.ensure_future(self._answer(asked, conversation, request, start))
         )
         call.answers.add_done_callback(lambda _: self._note(call))
-        self._calls.append(call)
+        self._requests.append(call)
         return call
 
     def refused(self, problem: str) -> ContextLengthExceeded:
@@ -203,13 +203,13 @@ class Session:
     def close(self) -> None:
         """Answer nothing any more, and break off what is being answered. Safe to repeat."""
         self.closed = True
-        for call in self._calls:
+        for call in self._requests:
             call.answers.cancel()
 
     @property
     def answers(self) -> list[SessionResponse]:
         """Those that the agent has taken, in the order in which it asked for them. On others nothing depends."""
-        done = [call.answers for call in self._calls if call.answers.done() and not call.answers.cancelled()]
+        done = [call.answers for call in self._requests if call.answers.done() and not call.answers.cancelled()]
         made = [said for answers in done if answers.exception() is None for said in answers.result()]
         return [said for said in made if said.node.trained]
 
@@ -222,36 +222,38 @@ class Session:
 
     def messages(self) -> list[Message]:
         """What was said on the first branch, behind what it was opened with."""
-        line = self._first_line()
-        told = [message for said in line for message in (*said.heard, said.answer.message())]
+        responses = self._trained_responses()
+        told = [message for said in responses for message in (*said.heard, said.answer.message())]
         return told[len(self.opened_with()) :]
 
     def opened_with(self) -> Sequence[Message]:
         """The messages that opened the first branch."""
-        line = self._first_line()
-        return line[0].heard if line else ()
+        responses = self._trained_responses()
+        return responses[0].heard if responses else ()
 
     @property
     def last_turn(self) -> Status:
         """How the last answer ended; there has to be one."""
         return self.answers[-1].node.completion.status
 
-    def _first_line(self) -> list[SessionResponse]:
+    def _trained_responses(self) -> list[SessionResponse]:
         """The turns of the branch that ends in the last answer."""
         by_node = {id(said.node): said for said in self.answers}
-        return [by_node[id(node)] for node in self.answers[-1].node.line()] if by_node else []
+        return [by_node[id(node)] for node in self.answers[-1].node.ancestry()] if by_node else []
 
     def _lost(self, asked: SessionRequest, conversation: bytes) -> AgentRequest | None:
         """What a retry repeats: the call whose answer nobody takes, else the last one."""
-        same = [call for call in self._calls if call.conversation[-1] == conversation and _same_wish(call.asked, asked)]
+        same = [
+            call for call in self._requests if call.conversation[-1] == conversation and _same_wish(call.asked, asked)
+        ]
         untaken = [call for call in same if not call.taken and not call.waiting]
         return next(iter(untaken or same[::-1]), None)
 
-    def _request(self, asked: SessionRequest, conversation: list[bytes]) -> tuple[Request, _Line]:
-        line = self._line(asked, conversation)
+    def _request(self, asked: SessionRequest, conversation: list[bytes]) -> tuple[Request, _Start]:
+        start = self._start(asked, conversation)
         sampling = self._sampling(asked)
-        ids, shown = line.tokens
-        room = int(min(self.policy.positions() - len(ids), self.rules.response_tokens - line.spent))
+        ids, shown = start.line
+        room = int(min(self.policy.positions() - len(ids), self.rules.response_tokens - start.spent))
         if room < 1:
             raise self.refused(
                 f"the messages have {len(ids)} tokens, which leaves no room for an answer: the model has "
@@ -266,11 +268,11 @@ class Session:
             keep=True,
             pictures=shown,
         )
-        return request, line
+        return request, start
 
-    def _line(self, asked: SessionRequest, conversation: list[bytes]) -> _Line:
+    def _start(self, asked: SessionRequest, conversation: list[bytes]) -> _Start:
         """The longest recorded conversation that goes on, or a new one."""
-        thought, lines = reasonings(asked.messages), Lines(self.policy.tokens, self.policy.pictures)
+        thought, lines = reasonings(asked.messages), Lines(self.policy.chat_format, self.policy.pictures)
         for length in range(len(asked.messages), 0, -1):
             ends = self._ends.get(conversation[length], ())
             ends = [said for said in ends if same_reasonings(thought[:length], said.reasonings)]
@@ -281,8 +283,8 @@ class Session:
             if line is None:
                 break
             parent.trained = True  # the agent has it, whatever became of the connection
-            return _Line(parent, line, heard, (*ends[-1].reasonings, *thought[length:]))
-        return _Line(None, lines.open(asked.messages, asked.tools), asked.messages, thought)
+            return _Start(parent, line, heard, (*ends[-1].reasonings, *thought[length:]))
+        return _Start(None, lines.open(asked.messages, asked.tools), asked.messages, thought)
 
     def _sampling(self, asked: SessionRequest) -> SamplingParams:
         sampling = self.rules.sampling
@@ -304,7 +306,7 @@ class Session:
         return tuple(np.random.SeedSequence(entropy).generate_state(asked.n, "u8").tolist())
 
     async def _answer(
-        self, asked: SessionRequest, conversation: list[bytes], request: Request, line: _Line
+        self, asked: SessionRequest, conversation: list[bytes], request: Request, start: _Start
     ) -> list[SessionResponse]:
         completions = [completion async for completion in self.policy.generate(request)]
         if any(completion.status is Status.ABORTED for completion in completions):
@@ -313,22 +315,22 @@ class Session:
         cut_by_us = asked.max_tokens is None or request.sampling.max_tokens < asked.max_tokens
         for completion in completions:
             self.truncated |= cut_by_us and completion.status is Status.TRUNCATED
-        answers = [self._said(asked, request, line, completion) for completion in completions]
+        answers = [self._said(asked, request, start, completion) for completion in completions]
         for said in answers:
             message = said.answer.message()
-            said.reasonings = (*line.reasonings, *reasonings([message]))
+            said.reasonings = (*start.reasonings, *reasonings([message]))
             self._ends.setdefault(fingerprint(message, after=conversation[-1]), []).append(said)
         return answers
 
-    def _said(self, asked: SessionRequest, request: Request, line: _Line, completion: Completion) -> SessionResponse:
-        author = "tool" if line.heard and line.heard[0]["role"] == "tool" else "user"
+    def _said(self, asked: SessionRequest, request: Request, start: _Start, completion: Completion) -> SessionResponse:
+        author = "tool" if start.heard and start.heard[0]["role"] == "tool" else "user"
         shown = request.pictures
-        node = Node(line.parent, request.token_ids, completion, author, trained=False, pictures=shown)
-        return SessionResponse(node, line.heard, self._read(asked, request, completion.token_ids), request)
+        node = Node(start.parent, request.token_ids, completion, author, trained=False, pictures=shown)
+        return SessionResponse(node, start.heard, self._read(asked, request, completion.token_ids), request)
 
     def _read(self, asked: SessionRequest, request: Request, made: IntArray) -> Answer:
         """What the tokens say, as the agent gets it."""
-        answer = self.policy.tokens.parse(request.token_ids.tolist(), made.tolist(), asked.tools)
+        answer = self.policy.chat_format.parse(request.token_ids.tolist(), made.tolist(), asked.tools)
         if (answer.tool_calls or answer.broken) and not (asked.may_call and asked.tools):
             stops = request.sampling.stop_token_ids
             text = self.policy.decode([token for token in made.tolist() if token not in stops])
@@ -348,7 +350,7 @@ class Session:
         """Forget a call that has failed; a retry asks anew."""
         error = None if call.answers.cancelled() else call.answers.exception()
         if call.answers.cancelled() or error is not None:
-            self._calls.remove(call)
+            self._requests.remove(call)
         if isinstance(error, Exception) and not isinstance(error, UserError | CutShort):
             self.failure = error
 

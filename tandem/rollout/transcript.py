@@ -19,7 +19,7 @@ class Transcript:
     """What was said in a conversation. The policy is asked with `ids`; what it answers goes to `take`, and what is said
     to it then to `tell`."""
 
-    tokens: Format
+    chat_format: Format
     messages: list[Message]
     """All of them, those that open the conversation first."""
     tools: Sequence[ToolSchema] = ()
@@ -32,7 +32,8 @@ class Transcript:
     opening: int = field(init=False)
     """How many messages open it."""
     spent: int = 0
-    """Tokens of all turns, and of what was said between them."""
+    """Tokens of all turns, and of what was said between them; no fewer than the line has behind what opened the
+    conversation."""
     status: Status = Status.COMPLETED
     rewards: list[float] = field(default_factory=list[float])
     _lines: Lines = field(init=False)
@@ -45,7 +46,7 @@ class Transcript:
 
     def __post_init__(self) -> None:
         """Raises UserError where the chat template refuses the messages, and BadPicture."""
-        self._lines = Lines(self.tokens, self.pictures)
+        self._lines = Lines(self.chat_format, self.pictures)
         self.messages = stored(self.messages, self.pictures)
         self._opened_with = self._lines.open(self.messages, self.tools)
         self.ids, self.shown = self._opened_with
@@ -58,7 +59,7 @@ class Transcript:
 
     def take(self, completion: Completion) -> Answer:
         """A turn of the policy, which was asked with `ids`. Its status is the conversation's until the next turn."""
-        answer = self.tokens.parse(self.ids.tolist(), completion.token_ids.tolist(), self.tools)
+        answer = self.chat_format.parse(self.ids.tolist(), completion.token_ids.tolist(), self.tools)
         self._last = Node(self._last, self.ids, completion, self._author, pictures=self.shown)
         self._tree.nodes.append(self._last)
         self.ids = self._last.ids
@@ -82,6 +83,7 @@ class Transcript:
         if line is None:
             self._last = None
             self.ids, self.shown = self._lines.open(self.messages, self.tools)
+            self.spent = max(self.spent, len(self.ids) - len(self._opened_with.ids))
         else:
             self.spent += len(line.ids) - len(self.ids)
             self.ids, self.shown = line
@@ -101,7 +103,8 @@ class Transcript:
         numbers: Mapping[str, float] | None = None,
     ) -> Trajectory:
         """All of it; `reward` is for the whole, beside those of its turns."""
-        branches = self._tree.branches(self.tokens.text) or [_without_turns(*self._opened_with, self.tokens.text)]
+        spell = self.chat_format.text
+        branches = self._tree.branches(spell) or [_without_turns(*self._opened_with, spell)]
         rewards = [*self.rewards, *([] if reward is None else [reward])]
         made = trajectory_of(branches, prompt, sample, self.status, decode)
         if len(branches) > 1:

@@ -6,8 +6,8 @@ from typing import Protocol
 from tandem.generation.base import EngineLimits
 from tandem.rollout.conversation_images import Line
 from tandem.rollout.session import PolicyEndpoint
+from tandem.serving.fair_order import FairOrder
 from tandem.serving.parameters import AnyParameters
-from tandem.serving.turns import Turns
 from tandem.types import Completion, Delta, Request, SamplingParams
 
 
@@ -36,7 +36,7 @@ class Answerer(Protocol):
         ...
 
     @property
-    def turns(self) -> Turns:
+    def turns(self) -> FairOrder:
         """Those of the requests that `generate` and `stream` are called for."""
         ...
 

@@ -55,7 +55,7 @@ async def refuse_long_messages(asked: SessionRequest, session: Session) -> None:
         return
 
     def count(text: str) -> int:
-        return len(policy.tokens.open([{"role": "user", "content": text}], ()))
+        return len(policy.chat_format.open([{"role": "user", "content": text}], ()))
 
     try:
         await asyncio.to_thread(refuse_long, said, positions, count)

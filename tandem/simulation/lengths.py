@@ -9,7 +9,7 @@ import numpy as np
 
 from tandem.errors import UserError
 
-Drawn = tuple[Sequence[float], int]
+GroupLengths = tuple[Sequence[float], int]
 """The tokens of each answer to a prompt, and of the prompt."""
 _AT_ONCE = 512
 """Draws that are made together."""
@@ -21,7 +21,7 @@ _MISSED = 0.02
 class Lengths(Protocol):
     """Lengths by draw, the same whenever they are asked for."""
 
-    def of(self, draw: int) -> Drawn: ...
+    def of(self, draw: int) -> GroupLengths: ...
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class LognormalLengths:
         """Raises UserError where no lengths have this mean."""
         self._mu = _location(self.mean, self.sigma, self.longest)
 
-    def of(self, draw: int) -> Drawn:
+    def of(self, draw: int) -> GroupLengths:
         part, place = divmod(draw, _AT_ONCE)
         if part not in self._drawn:
             self._drawn.pop(part - 64, None)
@@ -64,11 +64,11 @@ class LognormalLengths:
 class RecordedLengths:
     """The groups of a run, whole ones, drawn again and again."""
 
-    groups: Sequence[Drawn]
+    groups: Sequence[GroupLengths]
     samples: int
     seed: int = 0
 
-    def of(self, draw: int) -> Drawn:
+    def of(self, draw: int) -> GroupLengths:
         random = np.random.default_rng((self.seed, draw))
         lengths, prompt_tokens = self.groups[int(random.integers(len(self.groups)))]
         if len(lengths) != self.samples:

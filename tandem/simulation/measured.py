@@ -22,7 +22,7 @@ from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
 from tandem.simulation.continuous_batching import Decoding, SimulatedAnswers
-from tandem.simulation.lengths import Drawn
+from tandem.simulation.lengths import GroupLengths
 from tandem.simulation.speeds import DEFAULT_MAX_RUNNING, EngineSpeed, Speeds
 from tandem.tracking.jsonl import read_metrics
 from tandem.tracking.trajectories import files_by_step, read_trajectories, reading_trajectories
@@ -41,7 +41,7 @@ class Measured(NamedTuple):
     """What a run shows."""
 
     speeds: Speeds
-    groups: list[Drawn]
+    groups: list[GroupLengths]
     """All that were read."""
     training_ranks: int
     steps: int
@@ -54,7 +54,7 @@ class Measured(NamedTuple):
 
 
 class _Step(NamedTuple):
-    groups: list[Drawn]
+    groups: list[GroupLengths]
     """In the order of the prompts."""
     seconds: list[float]
     """Until the last answer of each was complete."""
@@ -166,7 +166,7 @@ def _engine_speed(steps: Sequence[_Step], engines: int, max_running: int, padded
     return EngineSpeed(*_least_squares(np.concatenate(units), np.concatenate(seconds)).tolist())
 
 
-def _units(groups: Sequence[Drawn], max_running: int, padded: bool) -> Values:
+def _units(groups: Sequence[GroupLengths], max_running: int, padded: bool) -> Values:
     """`[groups, speeds]`: what the engine had done, until the group was complete, that each speed is a time of."""
     ends: list[list[float]] = []
     for unit in _UNITS:

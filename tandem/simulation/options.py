@@ -9,7 +9,7 @@ from tandem.config.generation import NativeGenerationConfig
 from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
 from tandem.errors import UserError
-from tandem.simulation.lengths import Drawn, Lengths, LognormalLengths, RecordedLengths
+from tandem.simulation.lengths import GroupLengths, Lengths, LognormalLengths, RecordedLengths
 from tandem.simulation.measured import measure, on_other_ranks
 from tandem.simulation.speeds import DEFAULT_MAX_RUNNING, EngineSpeed, Recorded, Setup, Speeds
 
@@ -155,7 +155,7 @@ def _scaled(value: float | None, unit: float) -> float | None:
     return None if value is None else value * unit
 
 
-def _lengths(options: Options, config: TrainConfig, groups: Sequence[Drawn]) -> Lengths:
+def _lengths(options: Options, config: TrainConfig, groups: Sequence[GroupLengths]) -> Lengths:
     samples, longest = config.algorithm.group_size, config.generation.max_response_tokens
     if options.response_tokens is None:
         return RecordedLengths(_adapted(groups, options.prompt_tokens, longest), samples, options.seed)
@@ -175,7 +175,7 @@ def _lengths(options: Options, config: TrainConfig, groups: Sequence[Drawn]) -> 
     )
 
 
-def _adapted(groups: Sequence[Drawn], prompt_tokens: int | None, longest: int) -> list[Drawn]:
+def _adapted(groups: Sequence[GroupLengths], prompt_tokens: int | None, longest: int) -> list[GroupLengths]:
     """Recorded groups as this configuration would have them: answers cut, prompts of the tokens that were asked for."""
     return [
         ([min(length, float(longest)) for length in lengths], recorded if prompt_tokens is None else prompt_tokens)
@@ -183,7 +183,7 @@ def _adapted(groups: Sequence[Drawn], prompt_tokens: int | None, longest: int) -
     ]
 
 
-def _prompt_tokens(options: Options, groups: Sequence[Drawn]) -> int:
+def _prompt_tokens(options: Options, groups: Sequence[GroupLengths]) -> int:
     """Those that were asked for; else the run's, on average; else none."""
     if options.prompt_tokens is not None:
         return options.prompt_tokens

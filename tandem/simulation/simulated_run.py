@@ -92,7 +92,7 @@ def _simulate(config: TrainConfig, setup: Setup, steps: int) -> SimulatedRun:
     for step in range(1, steps + 1):
         groups = producer.take(step)
         tokens = record.took(step, groups)
-        producer.to_training()
+        producer.to_preparation()
         actor.call(VirtualModel.learn, tokens).get()
         producer.publish(step)
         cluster.spend(speeds.controller_s)

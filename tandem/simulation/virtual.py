@@ -139,7 +139,7 @@ class VirtualRanks:
 
     def create(self, name: str, kind: type[Worker[Spec]], spec: Spec) -> dict[str, Mesh]:
         for rank, workers in enumerate(self._workers):
-            workers[name] = kind(WorkerContext(name, rank, self.size, neighbours=workers), spec)
+            workers[name] = kind(WorkerContext(name, rank, self.size, colocated=workers), spec)
         return self._workers[0][name].meshes
 
     def submit(self, name: str, method: str, calls: Calls) -> Future[dict[int, Any]]:

@@ -36,7 +36,7 @@ _NOTEBOOK_FRAMES_PER_S = 2
 """Each is a message to the page."""
 
 
-class ConsoleTracker(Recorder):
+class ConsoleRecorder(Recorder):
     """Key metrics, and where somebody watches what is done at this moment and the time left; `first_step` is where a
     resumed run starts."""
 

@@ -14,7 +14,7 @@ from tandem.tracking.base import Ended, Recorder
 from tandem.types import StepMetrics
 
 
-class JsonlTracker(Recorder):
+class JsonlRecorder(Recorder):
     """Appends a line a step; the file exists from the first one on. Values that are not finite become null.
 
     Raises DamagedFile where the file that is there cannot be read, TandemError where a line cannot be written.

@@ -78,11 +78,12 @@ class TrainEngine(Protocol):
     their number may differ between ranks and be 0, and changes neither losses, metrics nor gradients.
 
     Order of calls: any number of `forward`; `forward_backward` once or more, then `optimizer_step`, which consumes
-    the gradients. After `offload`, only `onload`, `save`, `named_weights` and `shards` are legal.
+    the gradients. After `offload`, only `onload`, `save`, `named_weights` and `shards` are legal
+    (FSDP: `approach` as well).
     """
 
     def forward(self, micro_batches: Sequence[MicroBatch], adapted: bool = True) -> list[Outputs[Tensor]]:
-        """Log-probs and entropy of a policy, or values of a critic, of each's scored tokens; no gradient.
+        """Log-probs and entropy of a policy, or values of a critic, of each's predicted tokens; no gradient.
 
         Unless `adapted`, of a model without the adapters that it has.
         """

@@ -1,6 +1,6 @@
 """Context parallelism: the ranks of a group get the same micro-batches, share their tokens, and answer alike.
 
-    MicroBatch --local_part--> this rank's tokens --> hidden states --> its scored tokens --gather--> those of all
+    MicroBatch --local_part--> this rank's tokens --> hidden states --> its predicted tokens --gather--> those of all
 
 Rank layout: `rank = data * context_parallel + context`.
 """
@@ -26,7 +26,7 @@ Head = VocabularyHead | TiledVocabularyHead | ValueHead
 
 @dataclass(frozen=True, slots=True)
 class LocalMicroBatch:
-    """A rank's part of a micro-batch. `_S` here: the scored tokens that are this rank's."""
+    """A rank's part of a micro-batch. `_S` here: the predicted tokens that are this rank's."""
 
     token_ids: IntArray
     plan: PackedRows | ScatteredRows
@@ -35,11 +35,11 @@ class LocalMicroBatch:
     targets: Tensor
     """int64 `[S]`."""
     mine: Tensor
-    """int64 `[S]`: places among the micro-batch's scored tokens."""
+    """int64 `[S]`: places among the micro-batch's predicted tokens."""
     columns: Columns
-    """The columns of all the micro-batch's scored tokens."""
+    """The columns of all the micro-batch's predicted tokens."""
     size: int
-    """How many scored tokens the whole micro-batch has."""
+    """How many predicted tokens the whole micro-batch has."""
     whole: MicroBatch
     """Of all ranks: where pictures stand is told by its segments."""
 
@@ -90,7 +90,7 @@ class ContextParallel:
         )
 
     def gather(self, part: LocalMicroBatch, outputs: Outputs[Tensor]) -> Outputs[Tensor]:
-        """The outputs for all of the micro-batch's scored tokens, from those for this rank's."""
+        """The outputs for all of the micro-batch's predicted tokens, from those for this rank's."""
         if self._group is None:
             return outputs
 

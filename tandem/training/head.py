@@ -1,4 +1,4 @@
-"""Hidden states of scored tokens -> log-probs, entropy, values, and the gradient of a loss on them.
+"""Hidden states of predicted tokens -> log-probs, entropy, values, and the gradient of a loss on them.
 
 Logits exist for one chunk of tokens at a time. The loss is asked for its derivative by each token's log-prob and
 entropy; from these and the chunk's softmax the gradient of the logits follows in closed form, with p = softmax(z),
@@ -11,7 +11,7 @@ The log-probs of further tokens, `columns.teacher_top_ids`, are treated as that 
 A token-local loss is differentiated chunk by chunk while the chunk's logits are there; any other loss needs all
 log-probs first, and the logits are computed a second time.
 
-Suffixes: `_S` scored tokens of a micro-batch, `_C` tokens of a chunk, `_V` vocabulary, `_K` some tokens of it.
+Suffixes: `_S` predicted tokens of a micro-batch, `_C` tokens of a chunk, `_V` vocabulary, `_K` some tokens of it.
 """
 
 from dataclasses import dataclass

@@ -117,7 +117,7 @@ class MasterOptimizer:
                     self.masters[name].grad = gradients.pop(name).to(self.masters[name].device)
                 for optimizer in self._optimizers:
                     optimizer.step()  # passes masters without gradient by
-                self._publish(names)
+                self._round_into_parameters(names)
         self._schedule_step += 1
         return {"grad_norm": norm.item(), "lr": lr}
 
@@ -181,7 +181,7 @@ class MasterOptimizer:
         read_whole_state(self._state(), directory)
         if new_schedule:
             self._schedule_step.zero_()
-        self._publish(list(self._parameters))
+        self._round_into_parameters(list(self._parameters))
 
     def _state(self) -> dict[str, Tensor]:
         """Masters and what is kept of each by parameter name, and the place in the schedule; not copies."""
@@ -192,7 +192,7 @@ class MasterOptimizer:
         return tensors
 
     @torch.no_grad()
-    def _publish(self, names: Sequence[str]) -> None:
+    def _round_into_parameters(self, names: Sequence[str]) -> None:
         """Round the masters into the parameters that they are copies of, and forget their gradients."""
         for name in names:
             parameter = self._parameters[name]

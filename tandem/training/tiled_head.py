@@ -10,7 +10,7 @@ product of tokens x vocabulary x hidden more than where whole rows are kept, and
 times vocabulary, nor any float32 copy of the layer's weight but its gradient. What is done to a tile is an operator of
 `tandem.models.kernels`.
 
-Suffixes: `_S` scored tokens of a micro-batch, `_C` tokens of a tile, `_W` the tile's part of the vocabulary, `_K`
+Suffixes: `_S` predicted tokens of a micro-batch, `_C` tokens of a tile, `_W` the tile's part of the vocabulary, `_K`
 some tokens of it.
 """
 

@@ -13,7 +13,7 @@ Weights = Iterable[tuple[str, "Tensor"]]
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class BucketHalf:
     """Tensors that lie in memory which sender and engine share; the engine copies them before it answers."""
 
     memory: Any
@@ -38,7 +38,7 @@ class Commit:
     version: int
 
 
-Part = Bucket | Directory | Commit
+Part = BucketHalf | Directory | Commit
 Deliver = Callable[[Part], Callable[[], None]]
 """Sends a part to every engine; the function that it returns waits until all have taken it."""
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tandem.errors import EngineError
-from tandem.weights.base import Bucket, Commit, Deliver, Weights
+from tandem.weights.base import BucketHalf, Commit, Deliver, Weights
 
 _ALIGNMENT = 64
 
@@ -87,12 +87,12 @@ class _Half:
         self.entries.append((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), self._used))
         self._used += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
 
-    def pack(self, checksum: bool) -> Bucket:
+    def pack(self, checksum: bool) -> BucketHalf:
         if self._bytes.is_cuda:
             torch.cuda.synchronize()  # the engine reads on a stream of its own
-        bucket = Bucket(self._memory(), tuple(self.entries))
+        bucket = BucketHalf(self._memory(), tuple(self.entries))
         if checksum:
-            bucket = Bucket(
+            bucket = BucketHalf(
                 bucket.memory, bucket.tensors, tuple(fingerprint(t) for _, t in _views(self._bytes, bucket))
             )
         self.clear()
@@ -134,7 +134,7 @@ class _Half:
         return self._path, len(self._bytes), os.stat(self._path).st_ino
 
 
-def attach(bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
+def attach(bucket: BucketHalf) -> Iterator[tuple[str, Tensor]]:
     """The engine's end: (name, view of the shared memory). EngineError when a checksum differs."""
     first, *others = bucket.memory
     shared: Any = first(*others[0]) if callable(first) else _mapped(first, *others)
@@ -160,7 +160,7 @@ def fingerprint(tensor: Tensor) -> int:
     return total & (2**64 - 1)
 
 
-def _views(shared: Tensor, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
+def _views(shared: Tensor, bucket: BucketHalf) -> Iterator[tuple[str, Tensor]]:
     for name, dtype_name, shape, start in bucket.tensors:
         dtype = getattr(torch, dtype_name)
         yield name, shared[start : start + dtype.itemsize * math.prod(shape)].view(dtype).view(shape)

@@ -30,12 +30,12 @@ class WorkerContext:
     """Ranks of the pool."""
     address: str = "127.0.0.1"
     """Where processes of other pools reach this one."""
-    neighbours: "Mapping[str, Worker[Any]]" = field(default_factory=dict[str, "Worker[Any]"])
+    colocated: "Mapping[str, Worker[Any]]" = field(default_factory=dict[str, "Worker[Any]"])
     """The workers in this process, by name."""
     memory: PeakMemory = field(default_factory=PeakMemory)
     placed: PlacedBatches = field(default_factory=PlacedBatches)
     """Rows that stay in this process for a step."""
-    calls: int | None = None
+    calls_fd: int | None = None
     """A file descriptor that is readable while another call waits for this process; None where that is not known."""
 
 
@@ -117,7 +117,7 @@ class WorkerHost:
         return self.workers[name].meshes
 
     def call(self, name: str, method: str, arguments: Arguments) -> Any:
-        """What the worker's method returns; of placed rows, what it returns about each cut of them."""
+        """What the worker's method returns; of placed rows, what it returns about each selection of them."""
         worker = self.workers[name]
         bound: Callable[..., Any] = getattr(worker, method)
         with self._memory.measured(method):

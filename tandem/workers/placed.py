@@ -42,7 +42,7 @@ class RowSelection:
     weights: FloatArray | ByRow | None = None
     """The column `loss_weights` of these rows."""
     trained_tokens: int = 0
-    """Those of all ranks in this cut: `shares` is 1 / trained_tokens on each of them. Read with weights alone."""
+    """Those of all ranks in this selection: `shares` is 1 / trained_tokens on each of them. Read with weights alone."""
     to_controller: bool = True
     """Whether columns by token are returned to the controller."""
     fills: tuple[str | None, ...] = ()

@@ -150,3 +150,12 @@ def registration(kind: type, method: str) -> Registration:
         if marked is not None:
             return marked
     raise AttributeError(f"{kind.__name__}.{method} is not registered: decorate it with @register(Dispatch.…)")
+
+
+def returns_of_rows(kind: type, method: str) -> Returns | tuple[Returns, ...]:
+    """What `kind.method` returns about rows, also where a subclass dispatches the data-parallel method otherwise."""
+    for base in kind.__mro__:
+        marked = getattr(base.__dict__.get(method), "registration", None)
+        if marked is not None and marked.dispatch is Dispatch.DATA_PARALLEL:
+            return marked.returns
+    raise AttributeError(f"{kind.__name__}.{method} is not registered for Dispatch.DATA_PARALLEL")

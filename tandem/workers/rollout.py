@@ -106,8 +106,8 @@ class RolloutWorker(Worker[RolloutSpec]):
     """Generation engines on the ranks of a pool; prompts are spread over the ranks that host an engine.
 
     A native engine runs on every rank, with a whole model of its own. In a pool of one rank it generates with the
-    actor's own parameters instead, if the actor is there. Other engines run in processes of their own: of every
-    `generation.tensor_parallel` neighbouring ranks the first hosts one engine on the devices of all of them.
+    actor's own parameters instead, if the actor is there and trains by FSDP. Other engines run in processes of their
+    own: of every `generation.tensor_parallel` adjacent ranks the first hosts one engine on the devices of all of them.
 
     A subclass that answers in another way overrides `answer`, which everything here calls.
     """
@@ -123,8 +123,8 @@ class RolloutWorker(Worker[RolloutSpec]):
         model, config, tokenizer = spec.model, spec.generation, spec.tokenizer
         if config.type != "native" and config.memory_share is None and torch.cuda.is_available():
             config = config.model_copy(update={"memory_share": spec.memory_share})
-        neighbour = None if spec.frozen else context.neighbours.get("actor")
-        actor = neighbour if isinstance(neighbour, TrainWorker) else None
+        beside = None if spec.frozen else context.colocated.get("actor")
+        actor = beside if isinstance(beside, TrainWorker) else None
         self._weights: Callable[[], Weights | None] = actor.engine.named_weights if actor else lambda: None
         """Where published weights come from; None: they are there already."""
         self._ranks_per_engine = (
@@ -213,7 +213,7 @@ class RolloutWorker(Worker[RolloutSpec]):
     @register(Dispatch.DATA_PARALLEL, mesh="generation", returns=Returns.PER_ROW)
     def generate(self, requests: Sequence[RolloutRequest], greedy: bool = False) -> list[list[Trajectory]]:
         """A trajectory for each seed of each prompt: for a dataflow that waits for them. A Trainer calls `advance`."""
-        sampling = self._greedy() if greedy else self._drawn()
+        sampling = self._greedy() if greedy else self._stochastic()
         return self._run(requests, [sampling] * len(requests))
 
     @register(Dispatch.DATA_PARALLEL, mesh="generation", returns=Returns.PER_ROW)
@@ -316,7 +316,7 @@ class RolloutWorker(Worker[RolloutSpec]):
             raise EngineError(f"only a part of the weights of version {self._version} has arrived: publish anew")
 
     def _generate_for(self, patience_s: float) -> None:
-        calls, another_call = self.context.calls, self._events.create_future()
+        calls, another_call = self.context.calls_fd, self._events.create_future()
         if calls is not None:
             self._events.add_reader(calls, lambda: another_call.done() or another_call.set_result(None))
         self._events.run_until_complete(self._until_some_are_complete(patience_s, another_call))
@@ -345,7 +345,7 @@ class RolloutWorker(Worker[RolloutSpec]):
         return await single_turn(request.prompt, request.seeds, sampling, self._generation.generate, self._decode)
 
     async def _answer_with_greedy(self, ask: Ask) -> tuple[list[Trajectory], Trajectory | None]:
-        wanted = [self.answer(ask.request, self._drawn())]
+        wanted = [self.answer(ask.request, self._stochastic())]
         if ask.with_greedy:
             wanted.append(self.answer(ask.request._replace(seeds=ask.request.seeds[:1]), self._greedy()))
         siblings, *greedy = await asyncio.gather(*wanted)
@@ -355,7 +355,7 @@ class RolloutWorker(Worker[RolloutSpec]):
         assert self._engine is not None and self._generation is not None
         return self._engine.limits.max_running - self._generation.unfinished
 
-    def _drawn(self) -> SamplingParams:
+    def _stochastic(self) -> SamplingParams:
         config = self.spec.generation
         return self._sampling(config.temperature, config.top_p, config.top_k)
 

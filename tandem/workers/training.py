@@ -149,14 +149,14 @@ class TrainWorker(Worker[TrainSpec]):
         """Move the weights by this share of the way to those of the actor in this process: 1 takes them as they are."""
         from tandem.training.fsdp import FsdpEngine
 
-        actor = self.context.neighbours.get("actor")
+        actor = self.context.colocated.get("actor")
         assert isinstance(actor, TrainWorker) and isinstance(actor.engine, FsdpEngine)
         assert isinstance(self.engine, FsdpEngine)
         self.engine.approach(actor.engine, share)
 
     @register(Dispatch.REPLICATED)
     def offload(self) -> None:
-        """Leave the device until `onload`; meanwhile only `save` and publishing are legal."""
+        """Leave the device until `onload`; meanwhile only `save`, publishing and `approach_actor` are legal."""
         self.engine.offload()
         if (cuda := cuda_in_use()) is not None:
             cuda.empty_cache()  # other processes have to see the memory that is free now

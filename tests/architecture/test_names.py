@@ -32,8 +32,8 @@ ONE_SUBJECT = {
 """Seen from several folders: its section, its rows, its job, the side of the controller and that of the workers."""
 ONE_A_BACKEND = {"fake", "local", "remote", "verl"}
 OF_THEIR_FOLDER = {
-    "chat", "chat_template", "choice", "classes", "command", "errors", "http", "progress", "scoring", "shared_memory",
-    "store", "turns", "videos", "vocabulary",
+    "chat", "chat_template", "choice", "classes", "command", "errors", "http", "progress", "shared_memory",
+    "store", "videos", "vocabulary",
 }  # fmt: skip
 """What is said of it is what the folder is about."""
 

@@ -680,7 +680,7 @@ def test_a_prompt_is_scored_as_a_plain_forward_pass_does_in_any_number_of_passes
         logprobs = reference(torch.tensor([prompt])).logits[0].log_softmax(-1)
     expected = logprobs[:-1].gather(1, torch.tensor(prompt)[1:, None])[:, 0]
     for most_logits in (10, 5 * VOCABULARY, 2**20):
-        monkeypatch.setattr("tandem.generation.scoring._MOST_LOGITS", most_logits)
+        monkeypatch.setattr("tandem.generation.prompt_logprobs._MOST_LOGITS", most_logits)
         ((completion,),) = ask(native(family=family), replace(request(*prompt), prompt_logprobs=True, top_logprobs=3))
         assert completion.prompt is not None and completion.prompt.top is not None
         np.testing.assert_allclose(completion.prompt.logprobs, expected, atol=2e-5, rtol=0)

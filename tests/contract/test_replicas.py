@@ -17,6 +17,7 @@ from test_generation import ask, collect, collect_stream, joined, request, run
 
 from tandem.config.generation import VllmGenerationConfig
 from tandem.errors import EngineError, UserError, WorkerLost
+from tandem.generation.channel import ChannelClosed
 from tandem.generation.replica import Replica, ReplicaSpec, ReplicaState
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.generation.resumable import ResumableGeneration
@@ -307,6 +308,26 @@ def test_what_a_replica_cannot_begin_waits_for_whichever_is_free(make: Make) -> 
 
     for one, completions in zip(asked, run(hold_one_up()), strict=True):
         check(one, completions)
+
+
+def test_what_a_lost_replica_had_begun_goes_before_what_was_waiting(make: Make) -> None:
+    engine = make(replicas=2)
+
+    async def lose_one() -> list[int]:
+        asked = [request(place, seeds=range(4), max_tokens=20) for place in range(15)]
+        answers = [asyncio.create_task(collect(engine, one)) for one in asked]
+        await asyncio.sleep(0)
+        waited, lost = {*engine._waiting}, {*engine._replicas[0].samples}
+        assert waited and min(lost) < min(waited)
+        engine._replace(engine._replicas[0], ChannelClosed("lost"))
+        waiting = [*engine._waiting]
+        assert {*waiting} == waited | lost
+        for one, answer in zip(asked, await asyncio.gather(*answers), strict=True):
+            check(one, answer)
+        return waiting
+
+    waiting = run(lose_one())
+    assert waiting == sorted(waiting)
 
 
 def test_replicas_have_room_for_what_all_of_them_generate_at_once(make: Make) -> None:

@@ -38,7 +38,7 @@ LIMIT_S, LEFT_OVER_S = 120.0, 10.0
 NOISE = ("was destroyed but it is pending", "never awaited", "Exception ignored", "leaked", "Traceback")
 STAGES: dict[str, tuple[Any, str]] = {
     "take": (RolloutProducer, "take"),
-    "to_training": (RolloutProducer, "to_training"),
+    "to_preparation": (RolloutProducer, "to_preparation"),
     "learn": (tandem.controller.dataflow, "update"),
     "publish": (RolloutProducer, "publish"),
     "evaluation": (RlJob, "evaluate"),

@@ -36,7 +36,7 @@ def rollouts(**changes) -> Rollouts:
         groups_B=torch.tensor(GROUPS),
         trajectories_T=torch.arange(len(LENGTHS)).repeat_interleave(lengths),
         mask_T=torch.tensor(MASK, dtype=torch.bool),
-        policy_logprobs_T=torch.linspace(-2, -0.1, sum(LENGTHS)),
+        old_logprobs_T=torch.linspace(-2, -0.1, sum(LENGTHS)),
     )
     return replace(base, **changes)
 
@@ -162,7 +162,7 @@ def test_reinforce_plus_plus_by_hand():
         groups_B=torch.tensor([0, 1]),
         trajectories_T=torch.tensor([0, 0, 0, 1]),
         mask_T=torch.tensor([True, False, True, True]),
-        policy_logprobs_T=torch.tensor([-1.0, -1.0, -1.0, -1.0]),
+        old_logprobs_T=torch.tensor([-1.0, -1.0, -1.0, -1.0]),
         ref_logprobs_T=torch.tensor([-1.5, -9.0, -1.5, -1.0]),
     )
     found = advantages("reinforce_plus_plus", given, kl={"coefficient": 0.1})
@@ -259,7 +259,7 @@ def test_otb_by_hand():
         groups_B=torch.tensor([3, 3]),
         trajectories_T=torch.tensor([0, 0, 0, 1]),
         mask_T=torch.tensor([True, False, True, True]),
-        policy_logprobs_T=torch.tensor([0.5, 1.0, 0.25, 0.5]).log(),
+        old_logprobs_T=torch.tensor([0.5, 1.0, 0.25, 0.5]).log(),
         squared_probs_T=torch.tensor([0.5, 9.0, 0.5, 1.0]),
     )
     found = advantages("otb", given)
@@ -270,7 +270,7 @@ def test_otb_against_its_equation():
     given = random_rollouts()
     expected = torch.zeros(len(given.trajectories_T))
     tokens = {row: ((given.trajectories_T == row) & given.mask_T).nonzero().flatten().tolist() for row in range(40)}
-    moved = 1 - 2 * given.policy_logprobs_T.double().exp() + given.squared_probs_T.double()
+    moved = 1 - 2 * given.old_logprobs_T.double().exp() + given.squared_probs_T.double()
     for row in range(40):
         for t, place in enumerate(tokens[row]):
             alive = [r for r in range(40) if given.groups_B[r] == given.groups_B[row] and len(tokens[r]) > t]
@@ -356,7 +356,7 @@ def test_rewards_are_normalised_by_all_steps_so_far_and_clipped():
     """Step 1: 1 and 3, mean 2, deviation sqrt(2). Step 2: 2, 8 and a lost one: all four have mean 3.5."""
     given = rollouts(
         rewards_B=torch.tensor([1.0, 3.0]), scored_B=torch.ones(2, dtype=torch.bool), groups_B=torch.tensor([0, 0]),
-        trajectories_T=torch.tensor([0, 1]), mask_T=torch.ones(2, dtype=torch.bool), policy_logprobs_T=torch.zeros(2),
+        trajectories_T=torch.tensor([0, 1]), mask_T=torch.ones(2, dtype=torch.bool), old_logprobs_T=torch.zeros(2),
     )  # fmt: skip
     config = CONFIG.validate_python({"type": "dr_grpo", "normalize_rewards": True, "clip_rewards": 1.0})
     algorithm = make_algorithm(config, 8)

@@ -29,7 +29,7 @@ def rollouts(**changes) -> Rollouts:
         groups_B=torch.tensor([4, 4, 4, 8, 2]),
         trajectories_T=torch.arange(5).repeat_interleave(LENGTHS),
         mask_T=torch.tensor([1, 1, 1, 0, 0, 0, 1, 0, 1], dtype=torch.bool),
-        policy_logprobs_T=torch.full((9,), -1.0),
+        old_logprobs_T=torch.full((9,), -1.0),
     )
     return replace(base, **changes)
 
@@ -65,7 +65,7 @@ def test_grpo_with_the_kl_in_the_reward():
     reference = torch.tensor([-1.5, -1.5, 0.0, 9.0, 9.0, 9.0, -1.0, 9.0, -1.0])
     algorithm = make_algorithm(GRPOConfig(kl=REWARD_KL, normalize_by_std=False), 8)
     result = algorithm.advantages(rollouts(ref_logprobs_T=reference))
-    assert algorithm.needs == {Need.REF_LOGPROBS, Need.POLICY_LOGPROBS}
+    assert algorithm.needs == {Need.REF_LOGPROBS, Need.OLD_LOGPROBS}
     torch.testing.assert_close(result.advantages_T, torch.tensor([0.4, 0.4, -0.4, 0, 0, 0, 0, 0, 0]))
     assert result.metrics["actor/kl_coefficient"] == 0.1
 
@@ -102,7 +102,7 @@ def test_ppo_with_the_kl_in_the_reward_pays_token_by_token():
     config = PPOConfig(type="ppo", kl=REWARD_KL, whiten_advantages=False)
     algorithm = make_algorithm(config, 8)
     result = algorithm.advantages(rollouts(values_T=torch.zeros(9), ref_logprobs_T=torch.full((9,), -1.5)))
-    assert algorithm.needs == {Need.VALUES, Need.REF_LOGPROBS, Need.POLICY_LOGPROBS}
+    assert algorithm.needs == {Need.VALUES, Need.REF_LOGPROBS, Need.OLD_LOGPROBS}
     torch.testing.assert_close(result.returns_T, torch.tensor([0.9, 0.95, -0.05, 0, 0, 0, 4.95, 0, 2.95]))
 
 

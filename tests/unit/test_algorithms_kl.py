@@ -73,7 +73,7 @@ def coefficients(kl: KLConfig, *steps: tuple[float, int]) -> list[float]:
                 groups_B=torch.zeros(rows, dtype=torch.int64),
                 trajectories_T=torch.arange(rows),
                 mask_T=torch.ones(rows, dtype=torch.bool),
-                policy_logprobs_T=torch.zeros(rows),
+                old_logprobs_T=torch.zeros(rows),
                 ref_logprobs_T=torch.full((rows,), -observed_kl),
             )
         )

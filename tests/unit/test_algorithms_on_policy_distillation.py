@@ -25,7 +25,7 @@ def rollouts(scored: tuple[bool, bool] = (True, True)) -> Rollouts:
         groups_B=torch.tensor([0, 0]),
         trajectories_T=trajectories_T,
         mask_T=torch.tensor(MASK) & scored_B[trajectories_T],
-        policy_logprobs_T=torch.tensor(STUDENT),
+        old_logprobs_T=torch.tensor(STUDENT),
         teacher_logprobs_T=torch.tensor(TEACHER),
     )
 
@@ -36,7 +36,7 @@ def made(**given: object) -> OnPolicyDistillation:
 
 def test_each_token_answers_for_its_own_log_ratio():
     algorithm = made(distillation_coefficient=2.0)
-    assert algorithm.needs == {Need.POLICY_LOGPROBS, Need.TEACHER_LOGPROBS}
+    assert algorithm.needs == {Need.OLD_LOGPROBS, Need.TEACHER_LOGPROBS}
     result = algorithm.advantages(rollouts())
     assert result.advantages_T.tolist() == pytest.approx([1.0, -2.0, 0.0, -13.8, 4.0])
     assert result.metrics == {"teacher/kl": pytest.approx(-(0.5 - 1.0 - 6.9 + 2.0) / 4)}
@@ -79,7 +79,7 @@ def test_the_gradient_is_that_of_the_reverse_kl():
             groups_B=one_each,
             trajectories_T=one_each,
             mask_T=torch.ones(5, dtype=torch.bool),
-            policy_logprobs_T=log_p.detach(),
+            old_logprobs_T=log_p.detach(),
             teacher_logprobs_T=log_q,
         )
     )

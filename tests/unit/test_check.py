@@ -141,7 +141,7 @@ class LearningReference(TrainWorker):
 
     def __init__(self, context: WorkerContext, spec: TrainSpec) -> None:
         super().__init__(context, spec)
-        actor: Any = context.neighbours["actor"]
+        actor: Any = context.colocated["actor"]
         self.engine = actor.engine
 
 

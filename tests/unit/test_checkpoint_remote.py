@@ -64,6 +64,21 @@ def test_what_is_there_is_what_is_on_the_disk(tmp_path: Path, url: str) -> None:
     ]
 
 
+def test_the_millionth_step_is_later_than_the_one_before(tmp_path: Path, url: str) -> None:
+    store = store_of(tmp_path / "run", url, keep_last=1)
+    save(store, 999_999)
+    fetched = tmp_path / "fetched"
+    RemoteCheckpoints(url).fetch(fetched)
+    save(store, 1_000_000)
+    assert not RemoteCheckpoints(url).is_behind(tmp_path / "run/checkpoints/step_1000000")
+    RemoteCheckpoints(url).claim(tmp_path / "run")
+    RemoteCheckpoints(url).fetch(fetched)
+    assert (fetched / "checkpoints/latest").read_text() == "step_1000000\n"
+    with pytest.raises(UserError, match="is further"):
+        (tmp_path / "run/checkpoints/latest").write_text("step_999999\n")
+        RemoteCheckpoints(url).claim(tmp_path / "run")
+
+
 def test_a_fetched_run_goes_on_where_it_was(tmp_path: Path, url: str) -> None:
     save(store_of(tmp_path / "run", url), 7)
     remote = RemoteCheckpoints(url)

@@ -114,6 +114,25 @@ def test_going_back_to_an_earlier_checkpoint_drops_the_later_ones(tmp_path):
     assert (tmp_path / "checkpoints/step_000010/model/data.bin").read_text() == "model second"
 
 
+def test_a_checkpoint_that_takes_the_place_of_the_best_is_the_best_only_if_it_is_said_to_be(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=3)
+    save(store, 5)
+    save(store, 10, best=True)
+    (tmp_path / "checkpoints" / "latest").write_text("step_000005\n")
+    save(store, 10, "second")
+    assert names(tmp_path) == ["latest", "step_000005", "step_000010"]
+    save(store, 10, "third", best=True)
+    assert (tmp_path / "checkpoints" / "best").read_text() == "step_000010\n"
+
+
+def test_steps_are_compared_as_numbers(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=2)
+    for step in (999_998, 999_999, 1_000_000):
+        save(store, step)
+    assert names(tmp_path) == ["latest", "step_1000000", "step_999999"]
+    assert store.latest() == tmp_path / "checkpoints" / "step_1000000"
+
+
 def test_while_files_are_flushed_the_caller_goes_on(tmp_path, monkeypatch):
     """And after what it raises meanwhile the write can be given up, which leaves everything as it was."""
     turns: list[int] = []
@@ -275,12 +294,14 @@ def check(run):
     assert latest.name != "step_000002" or best.read_text() == "step_000002\\n"
     return f"{latest.name}:{contents.pop()}"
 
-def killed_after(operations, run, went_back):
+def killed_after(operations, run, before):
     run.mkdir()
     save(CheckpointStore(run, 2), 1, "old")
-    if went_back:
+    if before == "went back":
         save(CheckpointStore(run, 2), 2, "abandoned")
         (run / "checkpoints" / "latest").write_text("step_000001\\n")
+    if before == "saved it already":
+        save(CheckpointStore(run, 2), 2, "old", best=True)
     child = os.fork()
     if child == 0:
         global left
@@ -296,10 +317,10 @@ def killed_after(operations, run, went_back):
     shutil.rmtree(run)
     return status, seen
 
-for went_back in (False, True):
+for before in ("nothing", "went back", "saved it already"):
     operations, outcomes, status = 0, set(), 9
     while status == 9:
-        status, seen = killed_after(operations, root / "run", went_back)
+        status, seen = killed_after(operations, root / "run", before)
         outcomes.add(seen)
         operations += 1
     print(operations, *sorted(outcomes))
@@ -313,10 +334,11 @@ def test_a_kill_at_any_file_operation_leaves_a_loadable_latest(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 2
-    for operations, *outcomes in lines:
-        assert int(operations) > 30
+    assert len(lines) == 3
+    assert all(int(operations) > 30 for operations, *_ in lines)
+    for _, *outcomes in lines[:2]:
         assert outcomes == ["step_000001:old", "step_000002:new"]
+    assert lines[2][1:] == ["step_000001:old", "step_000002:new", "step_000002:old"]
 
 
 def test_every_file_and_directory_of_a_tree_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,10 @@ def said(tmp_path: Path, text: str, *overrides: str, name: str = "c.yaml") -> li
 @pytest.mark.parametrize(
     ("override", "messages"),
     [
+        (
+            "algorithm={type: 'own.py:Mine', kl: {refresh_steps: 2}}",
+            ["algorithm.kl: place: none has no reference to refresh; leave refresh_steps out, or give a place"],
+        ),
         ("trainer.run_dir=$HOME/x", [f"trainer.run_dir: '$HOME/x' {VARIABLE}"]),
         ("data.train_files=['${oc.env:HOME}/x']", ["data.train_files.0: '${oc.env:HOME}/x' " + VARIABLE]),
         ("trainer.steps=${oc.env:STEPS}", ["trainer.steps: '${oc.env:STEPS}' " + VARIABLE]),

@@ -70,15 +70,15 @@ class Run(RuleBasedStateMachine):
         if not self.now.missing:
             self.check_staleness(self.now.taken)
             self.now = self.now.take()
-        elif self.now.decided == self.now.drawn:
+        elif self.now.decided == self.now.admitted:
             self.now = self.now.replace_dropped()
             assert self.now.admits, "groups are missing, and nothing is under way"
             self.admit()
 
     @rule(most=st.integers(1, 8))
-    @precondition(lambda self: self.now.decided < self.now.drawn)
+    @precondition(lambda self: self.now.decided < self.now.admitted)
     def answer(self, most: int) -> None:
-        waited = [draw for draw in range(self.now.decided, self.now.drawn) if draw not in self.answered]
+        waited = [draw for draw in range(self.now.decided, self.now.admitted) if draw not in self.answered]
         self.answered.update(self.random.sample(waited, min(most, len(waited))))
         self.decide()
         if not self.in_rounds:
@@ -88,7 +88,7 @@ class Run(RuleBasedStateMachine):
     @precondition(lambda self: self.now.version < self.trained)
     def publish(self) -> None:
         if self.in_rounds:
-            self.answer(self.now.drawn)
+            self.answer(self.now.admitted)
         self.now = self.now.publish(self.trained)
         if self.rules.max_staleness:
             self.admit()
@@ -100,13 +100,13 @@ class Run(RuleBasedStateMachine):
         if not self.has_asked:
             return
         if self.in_rounds:
-            self.answer(self.now.drawn)
+            self.answer(self.now.admitted)
         cursor = self.kept[self.now.taken - 1] + 1
         self.saved = {draw for draw in self.answered if draw >= cursor} if with_groups else set()
-        self.asked_again |= self.now.drawn > cursor and not with_groups
+        self.asked_again |= self.now.admitted > cursor and not with_groups
         decided = self.before | self.decided
         self.before = {draw: decided[draw] for draw in self.saved & decided.keys()}
-        for draw in range(cursor, self.now.drawn):
+        for draw in range(cursor, self.now.admitted):
             self.decided.pop(draw, None)
             if draw not in self.saved:
                 self.informative.pop(draw, None)
@@ -118,8 +118,8 @@ class Run(RuleBasedStateMachine):
     @invariant()
     def counts_agree(self) -> None:
         now = self.now
-        assert now.taken <= now.kept <= now.decided <= now.drawn and now.kept == len(self.kept)
-        assert now.drawn <= self.rules.total_steps * self.rules.groups_per_step + now.dropped, "beyond the last step"
+        assert now.taken <= now.kept <= now.decided <= now.admitted and now.kept == len(self.kept)
+        assert now.admitted <= self.rules.total_steps * self.rules.groups_per_step + now.dropped, "beyond the last step"
 
     def teardown(self) -> None:
         """Whatever was done, the run ends, and where nothing depends on time as the undisturbed one."""
@@ -129,7 +129,7 @@ class Run(RuleBasedStateMachine):
                 self.publish()
             else:
                 self.take()
-                self.answer(self.now.drawn)
+                self.answer(self.now.admitted)
             assert self.now != before, "nothing goes on"
         assert self.now.taken == self.rules.total_steps * self.rules.groups_per_step
         taken = self.kept[: self.now.taken]
@@ -151,7 +151,9 @@ class Run(RuleBasedStateMachine):
             self.decide()
         if not self.in_rounds:
             ahead = min(self.now.version + 1 + self.rules.max_staleness, self.rules.total_steps)
-            assert self.now.drawn - self.now.dropped == ahead * self.rules.groups_per_step, "not all that may be asked"
+            assert self.now.admitted - self.now.dropped == ahead * self.rules.groups_per_step, (
+                "not all that may be asked"
+            )
 
     def decide(self) -> None:
         while (draw := self.now.decided) in self.answered:
@@ -194,7 +196,7 @@ def undisturbed(now: Any, informative: dict[int, bool]) -> list[tuple[int, int]]
     for step in range(1, now.rules.total_steps + 1):
         admit()
         while True:
-            for draw in range(now.decided, now.drawn):
+            for draw in range(now.decided, now.admitted):
                 now, keeps = now.decide(informative[draw])
                 kept += [(draw, version_of[draw])] if keeps else []
             if not now.missing:
@@ -238,7 +240,7 @@ MUTANTS = {
     "successors come as soon as they may": ("then if self.rules.timing is Timing.ROUNDS else then.replace_dropped()", "then.replace_dropped()"),
     "successors come late": ("then if self.rules.timing is Timing.ROUNDS else then.replace_dropped()", "then"),
     "nothing is replaced": ("replace(self, replaceable=self.dropped)", "self"),
-    "a draw is asked twice": ("range(self.drawn, max(self._limit, self.drawn))", "range(self.decided, max(self._limit, self.drawn))"),
+    "a draw is asked twice": ("range(self.admitted, max(self._limit, self.admitted))", "range(self.decided, max(self._limit, self.admitted))"),
     "what is informative is dropped": ("informative or self.dropped_in_step == ", "self.dropped_in_step == "),
     "one more is dropped": ("== self.rules.max_replaced", "== self.rules.max_replaced + 1"),
     "the count of dropped groups goes on": ("if kept % self.rules.groups_per_step else 0", "if kept else 0"),

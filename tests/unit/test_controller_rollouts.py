@@ -102,7 +102,7 @@ def test_waiting_for_scores_alone_is_told_from_waiting_for_answers(monkeypatch: 
 
 
 MUTANTS: dict[str, tuple[ModuleType, str, str]] = {
-    "the cursor is what was asked": (rollouts, "self._admission.take(), taken[-1] + 1", "self._admission.take(), self._admission.drawn"),
+    "the cursor is what was asked": (rollouts, "self._admission.take(), taken[-1] + 1", "self._admission.take(), self._admission.admitted"),
     "groups are taken as they come": (rollouts, "while (draw := self._admission.decided) in self._scoring.groups:", "while (draw := next(iter(self._scoring.groups), None)) is not None:"),
     "a decision is forgotten": (rollouts, "            self._admission, kept = self._admission.decide", "            _, kept = self._admission.decide"),
     "groups that were taken count again": (rollouts, "self._admission, self.cursor = self._admission.take(), taken[-1] + 1", "self.cursor = taken[-1] + 1"),
@@ -110,7 +110,7 @@ MUTANTS: dict[str, tuple[ModuleType, str, str]] = {
     "a resumed run begins anew": (rollouts, "self._admission = Admission.resumed(self._rules, version, cursor, finished)", "self._admission = Admission(self._rules, version)"),
     "the published version is forgotten": (rollouts, "        self._admission = self._admission.publish(version)\n", ""),
     "a publish does not wait": (rollouts, "        self.settle()\n        self._devices.publish", "        self._devices.publish"),
-    "engines go on in training": (rollouts, "            self._engines.paused = True\n        self._devices.to_training", "        self._devices.to_training"),
+    "engines go on in training": (rollouts, "            self._engines.paused = True\n        self._devices.to_preparation", "        self._devices.to_preparation"),
     "engines never go on": (rollouts, "        self._engines.paused = False\n", ""),
     "greedy answers are lost": (scoring, "groups[0].greedy = groups[1].scores[0]", "pass"),
     "what is scored is still to be scored": (scoring, "        self._submitted.pop(draw, None)\n", ""),

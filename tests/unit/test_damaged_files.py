@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from tandem.checkpoint.branch import branch_of
+from tandem.checkpoint.fork import fork_of
 from tandem.cli import main
 from tandem.config import yaml12
 from tandem.config.load import load_config
@@ -142,7 +142,7 @@ def begin(*overrides: str, branch: bool = False) -> Callable[[Path], int]:
         given = [override.format(folder / "runs/run") for override in overrides]
         config = load_config(TrainConfig, folder / "config.yaml", given)
         if branch:
-            found = branch_of(config)
+            found = fork_of(config)
             assert found is not None
             found.check_sound()
         else:

@@ -15,7 +15,7 @@ from tandem.data.dataset import RLHFDataset
 from tandem.data.mixture import make_sampler, sampler_of_epochs
 from tandem.data.preference import RatedDataset
 from tandem.data.sampler import MixtureSampler
-from tandem.data.turns import turns
+from tandem.data.shares import order_of_shares
 from tandem.errors import UserError
 
 SIZES = {"a": 7, "b": 10, "c": 3}
@@ -28,7 +28,7 @@ def sampler(rows_per_step: int = 4, seed: int = 5, weights: tuple[float, ...] = 
 
 @pytest.mark.parametrize("weights", [(5, 3, 2), (1,), (1, 1), (7, 1), (1, 1, 1, 97), (13, 8, 5, 3, 2, 1, 1)])
 def test_turns_keep_each_share_to_less_than_one(weights: tuple[int, ...]) -> None:
-    made, period, n = turns(weights).tolist(), sum(weights), len(weights)
+    made, period, n = order_of_shares(weights).tolist(), sum(weights), len(weights)
     assert Counter(made) == dict(enumerate(weights))
     bound = 1 - Fraction(1, 2 * n - 2) if n > 1 else 0
     for turn in range(period + 1):
@@ -38,7 +38,7 @@ def test_turns_keep_each_share_to_less_than_one(weights: tuple[int, ...]) -> Non
 
 def test_turns_of_five_three_and_two() -> None:
     # At each turn, of those whose share is at least 1/4 ahead of what they had, the one whose room of 3/4 ends first.
-    assert turns([5, 3, 2]).tolist() == [0, 1, 0, 2, 0, 1, 0, 2, 1, 0]
+    assert order_of_shares([5, 3, 2]).tolist() == [0, 1, 0, 2, 0, 1, 0, 2, 1, 0]
 
 
 def test_weights_become_the_smallest_whole_numbers() -> None:

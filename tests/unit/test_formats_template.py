@@ -121,6 +121,18 @@ def test_a_branch_that_renders_the_history_again_shows_the_policy_the_broken_cal
     assert f"<|im_start|>assistant\nSo: {broken_call}<|im_end|>" in text(transcript.ids.tolist())
 
 
+def test_no_line_of_a_conversation_is_longer_than_what_it_opens_with_and_what_is_spent() -> None:
+    long = {"role": "user", "content": "and " * 40}
+    appended, branched = (Transcript(a_format(thinking=way), [USER], []) for way in ("all", "template"))
+    for transcript in (appended, branched):
+        opened = len(transcript.ids)
+        transcript.take(sampled("<think>Hm.</think>So."))
+        transcript.tell([long])
+        assert len(transcript.ids) == opened + transcript.spent
+        transcript.take(sampled("<think>Hm.</think>So."))
+        assert len(transcript.ids) == opened + transcript.spent
+
+
 def sampled(said: str) -> Completion:
     zeros = np.zeros(len(ids(said)) + 1, np.int32)
     return Completion(0, np.array([*ids(said), STOP], np.int32), zeros.astype(np.float32), zeros, Status.COMPLETED)

@@ -34,7 +34,7 @@ from tandem.models.tiny import tiny
 from tandem.training.fsdp import FsdpEngine, make_engine
 from tandem.training.optimizers.adamw import AdamWConfig
 from tandem.types import MicroBatch, Outputs, TokenColumns
-from tandem.weights.base import Bucket, Part
+from tandem.weights.base import BucketHalf, Part
 from tandem.weights.shared_memory import SharedMemorySync, attach
 from tests.saving import save
 
@@ -200,7 +200,7 @@ def test_a_publish_moves_the_bytes_of_layers_with_adapters_alone(
     sizes: list[int] = []
 
     def deliver(part: Part) -> Callable[[], None]:
-        for name, weight in attach(part) if isinstance(part, Bucket) else ():
+        for name, weight in attach(part) if isinstance(part, BucketHalf) else ():
             served.get_parameter(name).data.copy_(weight)
             sizes.append(weight.nbytes)
         return lambda: None

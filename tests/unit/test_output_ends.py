@@ -21,7 +21,7 @@ from tandem.cli import main
 from tandem.errors import TandemError
 from tandem.jobs.callbacks import Callback, RunControl
 from tandem.jobs.runs import state_of
-from tandem.tracking.jsonl import JsonlTracker, read_metrics
+from tandem.tracking.jsonl import JsonlRecorder, read_metrics
 from tests.programs import PYTHON, TANDEM, Program
 
 QUICK = ("data.cache.workers=1", "trainer.eval_every=0", "generation.max_response_tokens=4")
@@ -212,4 +212,4 @@ def test_what_ended_a_run_is_kept(grpo_config: Path, tmp_path: Path, capsys: pyt
 def test_a_long_record_is_not_read_to_be_gone_on_with(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")  # endless to a reader
     with pytest.raises(TandemError, match=f"{tmp_path}/metrics.jsonl: cannot be written .No space left on device"):
-        JsonlTracker(tmp_path / "metrics.jsonl").log(1, {})
+        JsonlRecorder(tmp_path / "metrics.jsonl").log(1, {})

@@ -21,7 +21,7 @@ from tandem.planning.hardware import parse_machines
 from tandem.planning.mends import fullest
 from tandem.planning.offload import host_traffic
 from tandem.planning.passes import HostTraffic, Passes
-from tandem.planning.phases import engine_of, moments, resident
+from tandem.planning.phases import fsdp_sizes, phase_peaks, resident
 from tandem.planning.placement_search import Plan, Way
 from tandem.planning.placements import as_it_is, costs_of, models_of, roles_of, scales_of, time_report, workload_of
 from tandem.planning.settings import as_overrides, changes_for, dealt, fits, sets_of, trainings_of
@@ -38,7 +38,7 @@ from tandem.algorithms.policy_gradient import PolicyGradient
 class Mine(PolicyGradient):
     def __init__(self, config, max_response_tokens):
         super().__init__(config, max_response_tokens)
-        self.needs |= {Need.POLICY_LOGPROBS}
+        self.needs |= {Need.OLD_LOGPROBS}
 
     def estimate(self, rollouts, rewards_T):
         raise AssertionError("planning computes nothing")
@@ -105,12 +105,10 @@ def test_the_search_asks_for_the_memory_that_the_plan_prints(settings: dict[str,
     costs = costs_of(config, MACHINES, workload_of(config, None), config.training)
     (layout,) = costs.layouts(costs.models["actor"].shape, 16)
     held, working = costs.memory_of("actor", costs.models["actor"], layout)
-    learning = [
-        moment.memory for moment in moments(config, 2**37) if moment.role == "actor" and moment.phase != "publish"
-    ]
+    learning = [peak.memory for peak in phase_peaks(config, 2**37) if peak.role == "actor" and peak.phase != "publish"]
     without = [replace(memory, context=0, slack=0, cache=0).total for memory in learning]
     model = costs.models["reference"]
-    beside = resident(engine_of(config, config.training, "reference", model.shape, 16)).total  # type: ignore[arg-type]
+    beside = resident(fsdp_sizes(config, config.training, "reference", model.shape, 16)).total  # type: ignore[arg-type]
     beside = 0 if config.model.lora else beside  # adapters are all that tells policy and reference apart
     assert costs.memory_of("reference", model, layout)[0] == 0, "it waits in host memory while the actor learns"
     asleep = 2 * costs.models["actor"].shape.parameters  # the engine keeps its weights
@@ -367,7 +365,7 @@ def test_the_list_says_how_a_configuration_becomes_each_placement(
     assert len(listed) > 1
     for line, overrides in listed:
         placed = config if overrides == "     as it is" else run_as(settings, overrides)
-        assert fullest(moments(placed, MACHINES.card.memory_bytes)).memory.total <= MACHINES.card.memory_bytes
+        assert fullest(phase_peaks(placed, MACHINES.card.memory_bytes)).memory.total <= MACHINES.card.memory_bytes
         here = list(time_report(placed, MACHINES))[1]
         assert here.split(": ", 1)[1].split(";")[0] == line.split(". ", 1)[1].split(";")[0]
         assert sum(sum(placed.nodes_of(roles[0])) for roles in sets_of(placed, roles_of(placed)).values()) == 16

@@ -17,7 +17,7 @@ from tandem.planning.fsdp_memory import FsdpSizes, Memory, resident
 from tandem.planning.hardware import CARDS
 from tandem.planning.mends import find_mend, fullest
 from tandem.planning.model_shape import read_shape
-from tandem.planning.phases import hosts, moments, not_counted
+from tandem.planning.phases import hosts, not_counted, phase_peaks
 from tandem.planning.planned import Planned
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +69,7 @@ SHIPPED = [
 def test_what_is_shipped_fits_on_h100s(name: str, size: str, model: Any) -> None:
     path, overrides = script(name)
     config = load_config(TrainConfig, path, [*overrides, model(size)])
-    assert fullest(moments(config, H100)).memory.total <= H100
+    assert fullest(phase_peaks(config, H100)).memory.total <= H100
 
 
 def test_a_reward_models_own_tokens_are_not_counted(model: Any) -> None:
@@ -85,12 +85,12 @@ def test_a_reward_models_own_tokens_are_not_counted(model: Any) -> None:
 def test_dapos_recipe_fits_on_two_nodes(model: Any) -> None:
     config = load_config(TrainConfig, ROOT / "recipes/dapo.yaml", [model("32b")])
     assert sum(config.nodes_of("actor")) == 16
-    assert fullest(moments(config, H100)).memory.total <= H100
+    assert fullest(phase_peaks(config, H100)).memory.total <= H100
 
 
 def supervised(kind: type[Planned], recipe: str, *overrides: str) -> dict[tuple[str, str], Memory]:
-    found = moments(load_config(kind, ROOT / "recipes" / recipe, overrides), H100)
-    return {(moment.role, moment.phase): moment.memory for moment in found}
+    found = phase_peaks(load_config(kind, ROOT / "recipes" / recipe, overrides), H100)
+    return {(peak.role, peak.phase): peak.memory for peak in found}
 
 
 def test_what_learns_from_rows_is_planned_too(model: Any) -> None:
@@ -150,8 +150,8 @@ def test_the_command_plans_each_job(job: str, model: Any) -> None:
 def held(model: str, *overrides: str) -> dict[tuple[str, str], Memory]:
     """By role and phase."""
     given = [model, "cluster.ranks=8", *overrides]
-    found = moments(load_config(TrainConfig, ROOT / "recipes/gsm8k_grpo.yaml", given), H100)
-    return {(moment.role, moment.phase): moment.memory for moment in found}
+    found = phase_peaks(load_config(TrainConfig, ROOT / "recipes/gsm8k_grpo.yaml", given), H100)
+    return {(peak.role, peak.phase): peak.memory for peak in found}
 
 
 def test_a_reference_stands_beside_the_actor_until_the_update(model: Any) -> None:
@@ -217,11 +217,11 @@ def test_an_engine_of_its_own_processes_takes_its_share(model: Any) -> None:
 def test_the_smallest_change_that_fits_is_offered_and_fits(model: Any) -> None:
     path, overrides = script("grpo_trainer/run_qwen3-4b_8gpus.sh")
     given = [*overrides, model("4b"), "generation.max_running=64", "training.reduce_once=true"]
-    room = fullest(moments(load_config(TrainConfig, path, given), H100)).memory.total
+    room = fullest(phase_peaks(load_config(TrainConfig, path, given), H100)).memory.total
     mend = find_mend(TrainConfig, path, given, room - GIB)
     assert mend is not None
     assert mend.overrides == ("training.reduce_once=false",)
-    found = moments(load_config(TrainConfig, path, [*given, *mend.overrides]), room - GIB)
+    found = phase_peaks(load_config(TrainConfig, path, [*given, *mend.overrides]), room - GIB)
     assert fullest(found).memory.total == mend.most.memory.total <= room - GIB
     several = find_mend(TrainConfig, path, given, room // 2)
     assert several is not None
@@ -233,8 +233,8 @@ def test_a_judge_that_is_too_large_answers_fewer_requests_at_once(model: Any) ->
     recipe = ROOT / "recipes/sort4_judged.yaml"
     given = [model("0.6b"), model("4b").replace(".path", ".judge_path"), "training.tokens_per_micro_batch=64"]
     given += ["generation.max_running=1", "training.reduce_once=false", "reward.judge.generation.max_running=8"]
-    moment = fullest(moments(load_config(TrainConfig, recipe, given), H100))
-    mend = find_mend(TrainConfig, recipe, given, moment.memory.total - int(moment.memory.cache * 0.4))
+    peak = fullest(phase_peaks(load_config(TrainConfig, recipe, given), H100))
+    mend = find_mend(TrainConfig, recipe, given, peak.memory.total - int(peak.memory.cache * 0.4))
     assert mend is not None and mend.overrides == ("reward.judge.generation.max_running=4",), mend
 
 
@@ -255,7 +255,7 @@ def test_what_a_run_would_refuse_is_no_plan_and_no_change_that_mends(model: Any)
         "generation={type: vllm, tensor_parallel: 4}",
     ):
         with pytest.raises(UserError, match=r"use a divisor"):
-            moments(load_config(TrainConfig, recipe, [*given, wrong]), H100)
+            phase_peaks(load_config(TrainConfig, recipe, [*given, wrong]), H100)
 
 
 def test_host_memory_is_what_waits_there_and_what_checkpoints_copy(model: Any) -> None:
@@ -314,7 +314,7 @@ def judged(model: Any, *overrides: str) -> dict[tuple[str, str, str], Memory]:
     """GRPO of a model of 0.6B that one of 4B judges: the memory of each pool, role and phase."""
     judge = model("4b").replace("model.path", "model.judge_path")
     config = load_config(TrainConfig, ROOT / "recipes/gsm8k_grpo.yaml", [model("0.6b"), judge, *JUDGED, *overrides])
-    return {(one.pool, one.role, one.phase): one.memory for one in moments(config, H100)}
+    return {(one.pool, one.role, one.phase): one.memory for one in phase_peaks(config, H100)}
 
 
 def test_a_judge_beside_the_models_keeps_its_weights_and_its_cache(model: Any) -> None:
@@ -322,7 +322,7 @@ def test_a_judge_beside_the_models_keeps_its_weights_and_its_cache(model: Any) -
     native = "reward.judge={generation: {type: native, max_response_tokens: 512}}"
     alone = [*JUDGED, "trainer.eval_every=0"]
     config = load_config(TrainConfig, ROOT / "recipes/gsm8k_grpo.yaml", [model("0.6b"), *alone])
-    without = {(one.pool, one.role, one.phase): one.memory for one in moments(config, H100)}
+    without = {(one.pool, one.role, one.phase): one.memory for one in phase_peaks(config, H100)}
     found = judged(model, native, "trainer.eval_every=0")
     parameters, answers = 4_022_468_096, config.data.prompts_per_step * config.algorithm.group_size // 8
     row = (1024 + 2048 + 512 + 512) * 36 * 2 * 8 * 128 * 2
@@ -402,8 +402,8 @@ def test_megatron_is_planned_by_its_degrees(model: Any) -> None:
     def held_by_actor(*degrees: str) -> tuple[float, float]:
         fixed = ["model.dtype=bfloat16", "algorithm.kl.place=none"]
         given = [model("8b"), "cluster.ranks=8", "training={type: megatron}", *fixed, *degrees]
-        found = moments(load_config(TrainConfig, recipe, given), H100)
-        memory = next(moment.memory for moment in found if (moment.role, moment.phase) == ("actor", "step"))
+        found = phase_peaks(load_config(TrainConfig, recipe, given), H100)
+        memory = next(peak.memory for peak in found if (peak.role, peak.phase) == ("actor", "step"))
         return memory.gradients / 8_190_735_360, memory.optimizer / 8_190_735_360
 
     assert held_by_actor() == pytest.approx((4, 12 / 8))
@@ -411,7 +411,7 @@ def test_megatron_is_planned_by_its_degrees(model: Any) -> None:
     with pytest.raises(UserError, match="tensor_parallel = 3 does not divide 32 attention heads"):
         held_by_actor("training.tensor_parallel=3")
     given = [model("8b"), "cluster.ranks=8", "training={type: megatron}", "model.dtype=bfloat16"]
-    assert fullest(moments(load_config(TrainConfig, recipe, given), H100)).memory.total > H100
+    assert fullest(phase_peaks(load_config(TrainConfig, recipe, given), H100)).memory.total > H100
     mend = find_mend(TrainConfig, recipe, given, H100)
     assert mend is not None and mend.most.memory.total <= H100
     assert all(change.startswith(("training.", "generation.")) for change in mend.overrides)
@@ -478,12 +478,12 @@ def test_what_one_machine_has_not_and_what_a_run_refuses_is_told(model: Any, tmp
 def test_changes_that_fit_together_are_found(
     model: Any, size: str, given: list[str], card: str, gpus: int, per_node: int
 ) -> None:
-    """Each of them alone may leave the fullest moment as it is, or be possible after another one only."""
+    """Each of them alone may leave the highest peak as it is, or be possible after another one only."""
     recipe, room = ROOT / "recipes/gsm8k_grpo.yaml", CARDS[card].memory_bytes
     overrides = [model(size), "generation.max_response_tokens=1024", *given]
     mend = find_mend(TrainConfig, recipe, overrides, room, gpus, per_node, given=True)
     assert mend is not None
-    found = moments(load_config(TrainConfig, recipe, [*overrides, *mend.overrides]), room)
+    found = phase_peaks(load_config(TrainConfig, recipe, [*overrides, *mend.overrides]), room)
     assert fullest(found).memory.total <= room
 
 
@@ -499,5 +499,5 @@ def test_an_engine_whose_weights_exceed_its_share_is_told(model: Any) -> None:
     with pytest.raises(
         UserError, match=r"generation\.memory_share: 0\.15 of a GPU is 11\.9 GiB, and an engine's weights"
     ):
-        moments(load_config(TrainConfig, recipe, small), H100)
-    assert moments(load_config(TrainConfig, recipe, [*small, "generation.tensor_parallel=2"]), H100)
+        phase_peaks(load_config(TrainConfig, recipe, small), H100)
+    assert phase_peaks(load_config(TrainConfig, recipe, [*small, "generation.tensor_parallel=2"]), H100)

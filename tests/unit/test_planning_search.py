@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tandem.errors import UserError
-from tandem.planning.costs import ClusterCosts, PlannedRole, Serving, parallel_layouts, parallel_memory
+from tandem.planning.costs import ClusterCosts, Generators, PlannedRole, parallel_layouts, parallel_memory
 from tandem.planning.hardware import CARDS, parse_machines
 from tandem.planning.placement_search import Candidate, Generating, partitions, search, why
 from tandem.planning.time import ParallelDims, Workload
@@ -176,7 +176,7 @@ def _random_costs(dice: random.Random) -> tuple[ClusterCosts, list[str], int]:
     }
     costs = ClusterCosts(
         machines, models, workload, parallel_layouts, parallel_memory(workload),
-        serving=Serving(models_leave=dice.random() < 0.5), staleness=dice.choice([0, 1, 8]),
+        generators=Generators(models_leave=dice.random() < 0.5), staleness=dice.choice([0, 1, 8]),
     )  # fmt: skip
     return costs, roles, machines.gpus
 

@@ -144,7 +144,7 @@ def expected_of(case: str) -> dict[str, Memory]:
         shape_of(config(family)),
         learns=fields.get("learns", True),
         tokens=PROMPT + sum(answers) - len(answers),
-        scored=sum(answers),
+        predicted=sum(answers),
         reduce_once=True,
         checkpointing=bool(fields.get("training", CHECKPOINTED)),
         tower_learns=fields.get("vision_tower") != "frozen",

@@ -108,7 +108,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str
     return lambda case: all_of_them(case in BY_NIGHT)[case]
 
 
-def engine_of(case: str) -> FsdpSizes:
+def sizes_of(case: str) -> FsdpSizes:
     """The case as formulas take it."""
     config, layers, fields = CASES[case]
     training = FsdpTrainingConfig(**fields.get("training", CHECKPOINTED))
@@ -119,7 +119,7 @@ def engine_of(case: str) -> FsdpSizes:
         learns=fields.get("learns", True),
         value_head=fields.get("value_head", False),
         tokens=1024 + sum(answers) - len(answers),
-        scored=sum(answers),
+        predicted=sum(answers),
         shard_size=training.shard_size,
         cpu_offload=training.cpu_offload,
         optimizer_offload=training.optimizer_offload,
@@ -136,7 +136,7 @@ def engine_of(case: str) -> FsdpSizes:
     "case", [pytest.param(case, marks=[pytest.mark.nightly] if case in BY_NIGHT else []) for case in CASES]
 )
 def test_formulas_are_within_five_percent_of_the_fake_step(case: str, traced: Callable[[str], Any]) -> None:
-    expected = phases(engine_of(case))
+    expected = phases(sizes_of(case))
     off = {
         phase: expected[phase].total / peak["total"] - 1
         for phase, peak in traced(case)["peaks"].items()

@@ -18,10 +18,10 @@ from starlette.routing import Route
 
 from tandem.serving.complaints import Complaints, LogFilter
 from tandem.serving.errors import Stopping
+from tandem.serving.fair_order import FairOrder
 from tandem.serving.http import HANDLERS, Bodies
 from tandem.serving.limits import ServerLimits
 from tandem.serving.server import Server, reserve
-from tandem.serving.turns import Turns
 from tandem.types import Completion, Status
 from tests.endpoint import running, wait_until
 
@@ -218,7 +218,7 @@ def test_a_log_leaves_out_what_clients_repeat_and_nothing_else() -> None:
     assert sum(passes(record("ours", "failed")) for _ in range(100)) == 100
 
 
-# Turns.
+# FairOrder.
 
 
 async def samples(count: int, gate: asyncio.Event, begun: list[str], name: str) -> AsyncIterator[Completion]:
@@ -234,7 +234,7 @@ class Asked:
     """Requests of several owners to an engine that has so much room."""
 
     def __init__(self, room: int) -> None:
-        self.turns = Turns(lambda: room)
+        self.turns = FairOrder(lambda: room)
         self.begun: list[str] = []
 
     def ask(self, owner: str, count: int = 1, gate: asyncio.Event | None = None) -> asyncio.Task[int]:
@@ -273,7 +273,7 @@ def test_a_request_of_one_prompt_does_not_wait_for_all_of_another() -> None:
 
 def test_a_sample_that_ends_makes_room_before_its_request_does() -> None:
     async def scene() -> None:
-        turns, ends, begun = Turns(lambda: 2), asyncio.Event(), asyncio.Event()
+        turns, ends, begun = FairOrder(lambda: 2), asyncio.Event(), asyncio.Event()
 
         async def one_and_then_another() -> AsyncIterator[Completion]:
             nothing = np.zeros(0, np.int32)

@@ -44,7 +44,7 @@ def step_s(staleness: int, colocated: str, partial: bool = True) -> float:
     ends: list[float] = []
     for step in range(1, STEPS + 1):
         producer.take(step)
-        producer.to_training()
+        producer.to_preparation()
         actor.learn(TRAINING_S).get()
         producer.publish(step)
         ends.append(world.cluster.now)

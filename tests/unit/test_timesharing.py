@@ -78,7 +78,7 @@ def phases(written: list[str], devices: TimeSharing, *names: str) -> list[list[s
     return moved
 
 
-STEP = ("generation", "scoring", "training", "update", "publish", "generation")
+STEP = ("generation", "scoring", "preparation", "update", "publish", "generation")
 TABLE = {
     "all share": (
         ORDER,
@@ -154,7 +154,7 @@ def test_engines_sleep_in_the_phases_alone_in_which_models_share_their_devices()
         [],
     ]
     beside_actor = shared_devices(written, "actor", "reward_model", engine=frozenset({"training"}))
-    assert phases(written, beside_actor, "scoring", "generation", "scoring", "training") == [
+    assert phases(written, beside_actor, "scoring", "generation", "scoring", "preparation") == [
         ["reward_model returns"],
         ["reward_model leaves"],
         ["reward_model returns"],
@@ -165,7 +165,7 @@ def test_engines_sleep_in_the_phases_alone_in_which_models_share_their_devices()
 def test_a_further_round_of_prompts_follows_a_scoring() -> None:
     written: list[str] = []
     devices = shared_devices(written, "actor", "reward_model")
-    assert phases(written, devices, "scoring", "generation", "scoring", "training") == [
+    assert phases(written, devices, "scoring", "generation", "scoring", "preparation") == [
         ["rollout sleeps", "reward_model returns"],
         ["reward_model leaves", "rollout wakes"],
         ["rollout sleeps", "reward_model returns"],

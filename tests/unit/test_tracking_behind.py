@@ -15,7 +15,7 @@ from tandem.config.tracking import TrackingConfig
 from tandem.tracking.base import Sample, TrackedRun, Tracker
 from tandem.tracking.behind import Behind
 from tandem.tracking.described import described, masked
-from tandem.tracking.jsonl import JsonlTracker
+from tandem.tracking.jsonl import JsonlRecorder
 from tandem.tracking.trackers import chosen_trackers
 from tandem.tracking.trajectories import trajectories_path, validation_path
 from tests.unit.tracked_program import write_samples
@@ -56,7 +56,7 @@ def track(
     first_step: int = 0,
     options: TrackerConfig | None = None,
 ) -> None:
-    lines = JsonlTracker(run / "metrics.jsonl")
+    lines = JsonlRecorder(run / "metrics.jsonl")
     behind = Behind("kept", make, options or TrackerConfig(), run, first_step)
     for step in steps:
         for recorder in (lines, behind):
@@ -91,7 +91,7 @@ def test_a_resumed_run_repeats_no_step_and_keeps_its_id(run: Path) -> None:
 
 
 def test_a_tracker_that_is_turned_on_late_gets_every_step(run: Path) -> None:
-    lines, taken = JsonlTracker(run / "metrics.jsonl"), []
+    lines, taken = JsonlRecorder(run / "metrics.jsonl"), []
     for step in (0, 1, 2, 3, 2, 3):
         lines.log(step, {"reward/mean": step + len(taken)})
     track(run, lambda told: Kept(taken), range(3, 5), first_step=2)
@@ -156,7 +156,7 @@ def test_tables_come_with_the_steps_that_have_files(run: Path) -> None:
     for step in (2, 3, 4):
         write_samples(trajectories_path(run, step), step)
     write_samples(validation_path(run, 3), 3)
-    lines, taken = JsonlTracker(run / "metrics.jsonl"), []
+    lines, taken = JsonlRecorder(run / "metrics.jsonl"), []
     behind = Behind("kept", lambda told: Kept(taken), TrackerConfig(samples_every=2, samples=2), run, 0)
     for step in range(1, 7):
         validated = {"val/a/acc/mean@1": 0.5} if step == 3 else {}

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from tandem import activity
 from tandem.tracking.base import Sample, TrackedRun
-from tandem.tracking.console import ConsoleTracker
-from tandem.tracking.jsonl import JsonlTracker, read_metrics
+from tandem.tracking.console import ConsoleRecorder
+from tandem.tracking.jsonl import JsonlRecorder, read_metrics
 from tandem.tracking.run_environment import write_environment
 from tandem.tracking.trackers.tensorboard import TensorBoardConfig, TensorBoardTracker
 from tests.conftest import ROOT
@@ -24,7 +24,7 @@ from tests.conftest import ROOT
 
 def test_each_step_is_one_strict_json_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    tracker = JsonlTracker(path)
+    tracker = JsonlRecorder(path)
     assert not path.exists(), "it says that a run has begun"
     tracker.log(1, {"reward/mean": 0.1, "critic/vf_explained_var": math.nan, "actor/kl": np.float32(0.5)})
     first = path.read_text()
@@ -39,7 +39,7 @@ def test_each_step_is_one_strict_json_line(tmp_path):
 def test_a_resumed_run_appends_after_a_torn_line_and_its_records_win(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "reward/mean": 0.1}\n{"step": 2, "reward/mean": 0.2}\n{"step": 3, "rew')
-    tracker = JsonlTracker(path)
+    tracker = JsonlRecorder(path)
     tracker.log(2, {"reward/mean": 0.25})
     tracker.log(3, {"reward/mean": 0.3})
     tracker.close("finished")
@@ -49,12 +49,12 @@ def test_a_resumed_run_appends_after_a_torn_line_and_its_records_win(tmp_path):
         '{"step": 3, "reward/mean": 0.3}',
     ]
     assert [(record["step"], record["reward/mean"]) for record in read_metrics(path)] == [(1, 0.1), (2, 0.25), (3, 0.3)]
-    JsonlTracker(path).close("finished")
+    JsonlRecorder(path).close("finished")
     assert path.read_text().count("\n") == 5, "opening a whole file adds nothing"
 
 
 def test_the_console_prints_one_line_a_step(capsys):
-    tracker = ConsoleTracker(total_steps=4, first_step=1)
+    tracker = ConsoleRecorder(total_steps=4, first_step=1)
     tracker.log(2, {"reward/mean": 0.25, "perf/tokens_per_s": 10.0})
     tracker.log(3, {"reward/mean": 0.5, "val/a/acc/mean@1": 1.0})
     tracker.close("finished")
@@ -63,7 +63,7 @@ def test_the_console_prints_one_line_a_step(capsys):
 
 def test_a_terminal_gets_a_bar_and_keeps_the_validations():
     screen = Console(file=io.StringIO(), force_terminal=True, width=160)
-    tracker = ConsoleTracker(total_steps=4, console=screen)
+    tracker = ConsoleRecorder(total_steps=4, console=screen)
     tracker.log(1, {"reward/mean": 0.25})
     tracker.log(2, {"reward/mean": 0.5, "val/a/acc/mean@1": 1.0})
     tracker.close("finished")
@@ -73,7 +73,7 @@ def test_a_terminal_gets_a_bar_and_keeps_the_validations():
 
 def test_a_terminal_shows_what_is_done_and_the_last_answer_on_eighty_columns():
     screen = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
-    tracker = ConsoleTracker(total_steps=100, console=screen)
+    tracker = ConsoleRecorder(total_steps=100, console=screen)
     tracker.log(7, {"reward/mean": 0.25, "perf/tokens_per_s": 1234.5})
     activity.show(activity.Shown("Sort: " + "9 " * 40 + "3 1=", "[1, 3]\n\x1b[2J" + "and so on " * 20, 0.5))
     activity.begin("generation", 64, "prompts")
@@ -91,7 +91,7 @@ def test_a_terminal_shows_what_is_done_and_the_last_answer_on_eighty_columns():
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_narrow_terminal_shows_the_step_and_whole_metrics(width):
     screen = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
-    tracker = ConsoleTracker(total_steps=100, console=screen)
+    tracker = ConsoleRecorder(total_steps=100, console=screen)
     shown = {"reward/mean": 0.25, "response_length/mean": 3.5, "actor/entropy": 1.5, "actor/grad_norm": 2.5}
     tracker.log(7, shown)
     tracker.close("finished")

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tandem.errors import EngineError
-from tandem.weights.base import Bucket, Directory, Part
+from tandem.weights.base import BucketHalf, Directory, Part
 from tandem.weights.delta import DeltaCache
 from tandem.weights.disk import DiskSync
 from tandem.weights.shared_memory import SharedMemorySync, attach, fingerprint
@@ -38,7 +38,7 @@ class Engine:
 
     def _take(self) -> None:
         for part in self._waiting:
-            if isinstance(part, Bucket):
+            if isinstance(part, BucketHalf):
                 self.held |= {name: tensor.clone() for name, tensor in attach(part)}
                 self.buckets.append(sum(tensor.nbytes for _, tensor in attach(part)))
             elif isinstance(part, Directory):
@@ -80,7 +80,7 @@ def test_a_changed_byte_is_noticed() -> None:
     engine, sync = Engine(), SharedMemorySync(1 << 20, checksum=True)
 
     def deliver(part: Part) -> Callable[[], None]:
-        if isinstance(part, Bucket):
+        if isinstance(part, BucketHalf):
             next(iter(attach(part)))[1][0, 0] += 1
         return engine.deliver(part)
 

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from tandem.config.tracking import TrackingConfig
 from tandem.pictures.store import PictureStore
 from tandem.tracking.behind import Behind
-from tandem.tracking.jsonl import JsonlTracker
+from tandem.tracking.jsonl import JsonlRecorder
 from tandem.tracking.trackers import chosen_trackers
 from tandem.tracking.trajectories import trajectories_path, validation_path
 
@@ -56,7 +56,7 @@ def main(run: Path, tracking: str, first_step: int, last_step: int, kill: bool) 
     run.mkdir(exist_ok=True)
     (run / "config.yaml").write_text(CONFIG)
     (run / "environment.json").write_text('{"git_revision": "abc", "packages": {"torch": "2"}}')
-    recorders = [JsonlTracker(run / "metrics.jsonl")]
+    recorders = [JsonlRecorder(run / "metrics.jsonl")]
     chosen = list(chosen_trackers(TrackingConfig.model_validate_json(tracking)))
     mistakes = [f"{one.key}: {problem}" for one in chosen for problem in one.kind().check(one.given())]
     if mistakes:

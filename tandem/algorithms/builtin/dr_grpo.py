@@ -16,4 +16,4 @@ class DrGRPOConfig(GRPOFamilyConfig):
 
 
 class DrGRPO(GRPO):
-    """Advantage of every token of a row = reward - group mean."""
+    """Advantage of every token of a trajectory = reward - group mean."""

@@ -40,7 +40,7 @@ class GDPO(GroupRelative[GDPOConfig]):
         super().__init__(config, max_response_tokens)
         self.needs |= {Need.REWARD_PARTS}
 
-    def row_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
+    def trajectory_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
         total_B = rewards_B.new_zeros(len(rewards_B))
         for name, weight in self.config.rewards.items():
             part_B = _part(rollouts, name)
@@ -50,7 +50,7 @@ class GDPO(GroupRelative[GDPOConfig]):
 
 
 def _part(rollouts: Rollouts, name: str) -> Tensor:
-    """The part of each scored row's reward, 0 elsewhere."""
+    """The part of each scored trajectory's reward, 0 elsewhere."""
     part_B = rollouts.parts.get(name)
     if not rollouts.scored_B.any():
         return rollouts.rewards_B.new_zeros(len(rollouts.rewards_B)).double()

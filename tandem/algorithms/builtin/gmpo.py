@@ -40,9 +40,9 @@ class GMPO(GRPO):
 
 
 class GMPOLoss(PolicyLoss[GMPOLossConfig]):
-    """-A (product over the row's n tokens of c(r_t)) ** (1 / n) = -A exp(row mean of log c(r)) (Zhao et al. 2025).
+    """-A (product over the trajectory's n tokens of c(r_t)) ** (1 / n) = -A exp(mean of log c(r)) (Zhao et al. 2025).
 
-    c cuts log r at ± clip_log_ratio where A pushes it further out. A row must have one advantage.
+    c cuts log r at ± clip_log_ratio where A pushes it further out. A trajectory must have one advantage.
 
     Rollout correction: the tokens were drawn by the generation engine's policy mu, so the ratio of a token is
     pi / mu = r w, with w = old policy / mu its importance weight, truncated or masked. It stands where r stands, in the
@@ -50,8 +50,8 @@ class GMPOLoss(PolicyLoss[GMPOLossConfig]):
 
         -A (product over kept tokens of c(r_t) w_t) ** (1 / number of kept tokens)        kept: w_t > 0
 
-    which is the row's loss times the geometric mean of its weights. A masked token (w = 0) leaves the product, or none
-    would be left of it, and its term is 0, as in every other loss.
+    which is the trajectory's loss times the geometric mean of its weights. A masked token (w = 0) leaves the product,
+    or none would be left of it, and its term is 0, as in every other loss.
     """
 
     token_local = False

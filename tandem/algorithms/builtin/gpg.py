@@ -21,9 +21,9 @@ class GPGConfig(GroupConfig):
 
 
 class GPG(GroupRelative[GPGConfig]):
-    """alpha * (r - mean r), alpha = rows / rows in groups whose rewards differ       (Chu et al. 2025, section 3)."""
+    """alpha * (r - mean r), alpha = trajectories / those in groups whose rewards differ (Chu et al. 2025, sec. 3)."""
 
-    def row_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
+    def trajectory_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
         scored_B = rollouts.scored_B
         informative = int((siblings.std(rewards_B)[scored_B] > 0).sum())
         return (rewards_B - siblings.mean(rewards_B)) * int(scored_B.sum()) / max(informative, 1)

@@ -38,11 +38,11 @@ class GRPOConfig(GRPOFamilyConfig):
 
 
 class GRPO(GroupRelative[GRPOFamilyConfig]):
-    """Advantage of every token of a row = (reward - group mean) / (group standard deviation + 1e-6).
+    """Advantage of every token of a trajectory = (reward - group mean) / (group standard deviation + 1e-6).
 
     Equal rewards, or a group of one, give exactly 0. Without `normalize_by_std` only the mean is taken off.
     """
 
-    def row_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
+    def trajectory_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
         centred_B = rewards_B - siblings.mean(rewards_B)
         return centred_B / (siblings.std(rewards_B) + 1e-6) if self.config.normalize_by_std else centred_B

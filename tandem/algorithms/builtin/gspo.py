@@ -37,7 +37,7 @@ class GSPOLoss(PolicyLoss[GSPOLossConfig]):
     """max(-A s, -A clip(s, 1 - clip_ratio_low, 1 + clip_ratio_high)) with s = [r_seq] pi / [pi] (Zheng et al. 2025).
 
     r_seq = (product of the tokens' ratios) ** (1 / number of tokens). This is the token form (equations 13 and 14).
-    Where a row has one advantage, its value and gradient are those of the sequence form (equation 5).
+    Where a trajectory has one advantage, its value and gradient are those of the sequence form (equation 5).
     """
 
     token_local = False

@@ -33,7 +33,7 @@ class MaxRL(GroupRelative[MaxRLConfig]):
     In expectation over groups of n this is the gradient of log(pass rate), expanded to order n.
     """
 
-    def row_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
+    def trajectory_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
         if (rewards_B < 0).any():
             raise UserError(f"algorithm maxrl: a reward is {rewards_B.min().item():g}; it needs rewards of 0 or more")
         mean_B = siblings.mean(rewards_B)

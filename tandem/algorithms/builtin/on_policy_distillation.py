@@ -84,7 +84,7 @@ class OnPolicyDistillationConfig(PolicyGradientConfig):
 
 
 class OnPolicyDistillation(GroupRelative[OnPolicyDistillationConfig]):
-    """Advantage of a row's token t, the sum being over the trained tokens s >= t of its branch:
+    """Advantage of a trajectory's token t, the sum being over the trained tokens s >= t of its branch:
 
         A_t = c * sum of gamma^(s - t) (log teacher_s - log pi_s) + w * (r - group mean) / (group std + 1e-6)
 
@@ -102,9 +102,9 @@ class OnPolicyDistillation(GroupRelative[OnPolicyDistillationConfig]):
             self.loss = TopKDistillationLoss(self.loss.config, config, config.distillation_coefficient)
             self.needs |= {Need.TEACHER_TOP_LOGPROBS}
         else:
-            self.needs |= {Need.POLICY_LOGPROBS, Need.TEACHER_LOGPROBS}
+            self.needs |= {Need.OLD_LOGPROBS, Need.TEACHER_LOGPROBS}
 
-    def row_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
+    def trajectory_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
         return self.config.reward_weight * (rewards_B - siblings.mean(rewards_B)) / (siblings.std(rewards_B) + 1e-6)
 
     def estimate(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
@@ -112,9 +112,9 @@ class OnPolicyDistillation(GroupRelative[OnPolicyDistillationConfig]):
         if config.top_k:
             rewarded = super().estimate(rollouts, rewards_T)
             return replace(rewarded, metrics=rewarded.metrics if config.reward_weight else {})
-        assert rollouts.policy_logprobs_T is not None and rollouts.teacher_logprobs_T is not None
-        log_ratio_T = (rollouts.teacher_logprobs_T - rollouts.policy_logprobs_T) * mask_T
-        return_T = discounted_returns(log_ratio_T, mask_T, rollouts.sequences_T, gamma=config.gamma)
+        assert rollouts.old_logprobs_T is not None and rollouts.teacher_logprobs_T is not None
+        log_ratio_T = (rollouts.teacher_logprobs_T - rollouts.old_logprobs_T) * mask_T
+        return_T = discounted_returns(log_ratio_T, mask_T, rollouts.branches_T, gamma=config.gamma)
         metrics = {"teacher/kl": -log_ratio_T.double().sum().item() / max(int(mask_T.sum()), 1)}
         advantages_T = config.distillation_coefficient * return_T
         if config.reward_weight:

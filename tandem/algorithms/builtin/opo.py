@@ -25,6 +25,6 @@ class OPOConfig(GroupConfig):
 class OPO(GroupRelative[OPOConfig]):
     """r - sum(length * r) / sum(length), lengths in trained tokens       (Hao et al. 2025, equation 7)."""
 
-    def row_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
+    def trajectory_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
         lengths_B = rollouts.trained_tokens_B.double()
         return rewards_B - siblings.sum(lengths_B * rewards_B) / siblings.sum(lengths_B).clamp(min=1)

@@ -29,9 +29,9 @@ class OTBConfig(GroupConfig):
 
 
 class OTB(PolicyGradient[OTBConfig]):
-    """Advantage of a row's token t = G_t - B_t, with G_t the sum of the rewards from t on and
+    """Advantage of a trajectory's token t = G_t - B_t, with G_t the sum of the rewards from t on and
 
-        B_t = sum(W_t G_t) / sum(W_t)        over the group's rows that have a token t
+        B_t = sum(W_t G_t) / sum(W_t)        over the group's trajectories that have a token t
         W_t = sum over s <= t of (1 - 2 pi_s + sum of pi^2 over the vocabulary at s)
 
     W is the logit-gradient proxy of the squared gradient norm up to t. t counts the trained tokens of a trajectory,
@@ -40,13 +40,13 @@ class OTB(PolicyGradient[OTBConfig]):
 
     def __init__(self, config: OTBConfig, max_response_tokens: int) -> None:
         super().__init__(config, max_response_tokens)
-        self.needs |= {Need.SQUARED_PROBS, Need.POLICY_LOGPROBS}
+        self.needs |= {Need.SQUARED_PROBS, Need.OLD_LOGPROBS}
 
     def estimate(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
-        mask_T, rows_A = rollouts.mask_T, rollouts.trajectories_T[rollouts.mask_T]
-        returns_A = discounted_returns(rewards_T, mask_T, rollouts.sequences_T, gamma=1.0)[mask_T].double()
+        mask_T, trajectories_A = rollouts.mask_T, rollouts.trajectories_T[rollouts.mask_T]
+        returns_A = discounted_returns(rewards_T, mask_T, rollouts.branches_T, gamma=1.0)[mask_T].double()
         weight_A = self._moved_so_far(rollouts)
-        same_place = rollouts.groups_B[rows_A] * len(mask_T) + places_in_rows(rows_A)
+        same_place = rollouts.groups_B[trajectories_A] * len(mask_T) + places_in_rows(trajectories_A)
         at_token = Siblings(mask_T[mask_T], same_place)
         centred_A = returns_A - at_token.mean(returns_A)  # equal returns leave exactly 0
         baseline_A = at_token.mean(weight_A * centred_A) / at_token.mean(weight_A).clamp(min=1e-8)
@@ -56,12 +56,12 @@ class OTB(PolicyGradient[OTBConfig]):
 
     def _moved_so_far(self, rollouts: Rollouts) -> Tensor:
         """W of each trained token, float64 `[A]`."""
-        assert rollouts.policy_logprobs_T is not None and rollouts.squared_probs_T is not None
-        mask_T, rows_A = rollouts.mask_T, rollouts.trajectories_T[rollouts.mask_T]
-        probs_A = rollouts.policy_logprobs_T[mask_T].double().exp()
+        assert rollouts.old_logprobs_T is not None and rollouts.squared_probs_T is not None
+        mask_T, trajectories_A = rollouts.mask_T, rollouts.trajectories_T[rollouts.mask_T]
+        probs_A = rollouts.old_logprobs_T[mask_T].double().exp()
         moved_A = 1 - 2 * probs_A + rollouts.squared_probs_T[mask_T].double()
         total_A = moved_A.cumsum(0)
         before_A = total_A - moved_A
-        lengths_B = rows_A.bincount(minlength=1)
-        starts_A = (lengths_B.cumsum(0) - lengths_B)[rows_A]
+        lengths_B = trajectories_A.bincount(minlength=1)
+        starts_A = (lengths_B.cumsum(0) - lengths_B)[trajectories_A]
         return total_A - before_A[starts_A]

@@ -46,9 +46,7 @@ class PPO(PolicyGradient[PPOConfig]):
     def estimate(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
         values_T, mask_T, config = rollouts.values_T, rollouts.mask_T, self.config
         assert values_T is not None
-        advantages_T, returns_T = gae(
-            rewards_T, values_T, mask_T, rollouts.sequences_T, config.gamma, config.gae_lambda
-        )
+        advantages_T, returns_T = gae(rewards_T, values_T, mask_T, rollouts.branches_T, config.gamma, config.gae_lambda)
         explained = explained_variance(values_T, returns_T, mask_T)
         metrics = {} if explained is None else {"critic/vf_explained_var": explained}
         if config.whiten_advantages:

@@ -33,5 +33,5 @@ class ReinforcePlusPlus(PolicyGradient[ReinforcePlusPlusConfig]):
     """
 
     def estimate(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:
-        returns_T = discounted_returns(rewards_T, rollouts.mask_T, rollouts.sequences_T, self.config.gamma)
+        returns_T = discounted_returns(rewards_T, rollouts.mask_T, rollouts.branches_T, self.config.gamma)
         return Advantages(masked_whiten(returns_T, rollouts.mask_T), None, {})

@@ -25,7 +25,7 @@ class ReinforcePlusPlusBaselineConfig(GroupConfig):
 class ReinforcePlusPlusBaseline(GroupRelative[ReinforcePlusPlusBaselineConfig]):
     """r - mean r, then mean 0 and deviation 1 over the tokens of the step       (Hu et al. 2025, section 3.2)."""
 
-    def row_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
+    def trajectory_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
         return rewards_B - siblings.mean(rewards_B)
 
     def estimate(self, rollouts: Rollouts, rewards_T: Tensor) -> Advantages:

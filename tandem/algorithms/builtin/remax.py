@@ -29,7 +29,7 @@ class ReMaxConfig(PolicyGradientConfig):
 
 
 class ReMax(PolicyGradient[ReMaxConfig]):
-    """Advantage of every token of a row = reward - reward of the greedy answer (algorithm 1, equation 7).
+    """Advantage of every token of a trajectory = reward - reward of the greedy answer (algorithm 1, equation 7).
 
     0 where the greedy answer has no reward.
     """

@@ -23,8 +23,8 @@ class RLOOConfig(GroupConfig):
 
 
 class RLOO(GroupRelative[RLOOConfig]):
-    """r - mean of the other rows = n / (n - 1) * (r - mean r)       (Ahmadian et al. 2024, section 2.2)."""
+    """r - mean of the other trajectories = n / (n - 1) * (r - mean r)       (Ahmadian et al. 2024, section 2.2)."""
 
-    def row_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
+    def trajectory_advantages(self, rewards_B: Tensor, siblings: Siblings, rollouts: Rollouts) -> Tensor:
         count_B = siblings.count_B
         return (rewards_B - siblings.mean(rewards_B)) * count_B / (count_B - 1).clamp(min=1)

@@ -131,10 +131,10 @@ def micro_batch(run: FakeRun) -> Any:
 
     lengths = [run.prompt_tokens, *(tokens - 1 for tokens in run.answer_tokens)]
     offsets = np.cumsum([0, *lengths])
-    scored = np.concatenate([np.full(len(lengths) - 1, run.prompt_tokens - 1), np.arange(lengths[0], offsets[-1])])
+    predicted = np.concatenate([np.full(len(lengths) - 1, run.prompt_tokens - 1), np.arange(lengths[0], offsets[-1])])
 
     def column() -> Any:
-        return np.full(len(scored), 1 / len(scored), dtype=np.float32)
+        return np.full(len(predicted), 1 / len(predicted), dtype=np.float32)
 
     token_ids, pictures = np.zeros(offsets[-1], dtype=np.int32), ()
     if run.picture_tokens:
@@ -146,12 +146,12 @@ def micro_batch(run: FakeRun) -> Any:
         token_ids=token_ids,
         offsets=offsets,
         prefixes=np.array([-1, *[0] * (len(lengths) - 1)]),
-        predicted_at=scored,
-        targets=np.zeros(len(scored), dtype=np.int32),
+        predicted_at=predicted,
+        targets=np.zeros(len(predicted), dtype=np.int32),
         columns=TokenColumns(
             loss_weights=column(), shares=column(), advantages=column(), old_logprobs=column(), returns=column()
         ),
-        source=scored,
+        source=predicted,
         pictures=pictures,
     )
 

@@ -15,7 +15,7 @@ from tandem.config.tree import SftConfig
 from tandem.errors import UserError
 from tandem.planning.fsdp_memory import phases
 from tandem.planning.model_shape import ModelShape, read_shape
-from tandem.planning.phases import engine_of
+from tandem.planning.phases import fsdp_sizes
 from tandem.planning.planned import Planned, adapters_of, learning_roles, longest_row
 from tandem.planning.trace.pretend import compiler
 from tandem.planning.trace.step import FakeRun, extrapolated
@@ -47,7 +47,7 @@ def traced(config: Planned) -> Iterator[str]:
         shape, ranks = read_shape(path), sum(config.nodes_of(role))
         whole = _fake_run(config, training, role, path, ranks, device)
         found = _peaks(whole, shape)
-        formulas = phases(engine_of(config, training, role, shape, ranks))
+        formulas = phases(fsdp_sizes(config, training, role, shape, ranks))
         for phase, memory in formulas.items():
             if found.get(phase):
                 total = found[phase]
@@ -104,7 +104,7 @@ def _fake_run(
         value_head=role in ("critic", "reward_model"),
         training=training.model_dump(exclude={"type", "optimizer"}),
         lora=lora.model_dump() if lora else None,
-        optimizer=engine_of(config, training, role, read_shape(path), ranks).optimizer.model_dump(),
+        optimizer=fsdp_sizes(config, training, role, read_shape(path), ranks).optimizer.model_dump(),
         picture_tokens=min(pictures, prompt),
         vision_tower=config.model.vision_tower,
     )

@@ -44,7 +44,7 @@ class Stage(GPTModel):
                 self.config.hidden_size, 1, device=torch.cuda.current_device(), dtype=self.config.params_dtype
             )
         else:
-            vars(self.output_layer)["sequence_parallel"] = False  # it sees the scored tokens only, on every rank
+            vars(self.output_layer)["sequence_parallel"] = False  # it sees the predicted tokens only, on every rank
             self.output_layer.allreduce_dgrad = self.pg_collection.tp.size() > 1
 
     def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:

@@ -39,7 +39,7 @@ class _Turn:
     """Its owner had more than a few samples in the engine with it."""
 
 
-class Turns:
+class FairOrder:
     """The turns of one engine. All calls come from its event loop."""
 
     def __init__(self, room: Callable[[], int]) -> None:

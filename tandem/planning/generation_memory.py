@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from tandem.algorithms import make_algorithm
+from tandem.algorithms.base import Need
 from tandem.config.generation import (
     GenerationConfig,
     NativeGenerationConfig,
@@ -50,7 +52,8 @@ def asked_of_one(config: TrainConfig, generation: NativeGenerationConfig, engine
     fixed = (trainer.max_staleness == 0 or not generation.partial_rollouts) and not generation.balanced
     if fixed:
         prompts = -(-prompts // engines)
-    greedy = config.algorithm.type == "remax"
+    algorithm = make_algorithm(config.algorithm, config.generation.max_response_tokens)
+    greedy = Need.GREEDY_REWARDS in algorithm.needs
     return prompts * (trainer.max_staleness + 1) * (config.algorithm.group_size + greedy)
 
 

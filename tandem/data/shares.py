@@ -1,4 +1,4 @@
-"""Whose turn it is, when several take turns in the proportion of whole weights."""
+"""Which of several comes next, so that each has its share in the proportion of whole weights."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import numpy as np
 from tandem.types import IntArray
 
 
-def turns(weights: Sequence[int]) -> IntArray:
+def order_of_shares(weights: Sequence[int]) -> IntArray:
     """`[sum of weights]`: whose each turn of one period is, n of them with weights w.
 
     After t turns each has had its share w t / sum(w) but for at most 1 - 1 / (2n - 2): Tijdeman, The chairman

@@ -44,7 +44,7 @@ class Fork:
         check_sound(self.checkpoint, "give another checkpoint to trainer.branch_from")
 
 
-def branch_of(config: TrainConfig | SftConfig) -> Fork | None:
+def fork_of(config: TrainConfig | SftConfig) -> Fork | None:
     """What `trainer.branch_from` names; UserError when it is no checkpoint.
 
     Another `training.type` or type of optimizer cannot read the state, nor can whole training that of adapters, and the
