@@ -32,6 +32,7 @@ ORDER = {
     "Scale": [
         "plan.md",
         "performance.md",
+        "gpu.md",
         "training.md",
         "engines.md",
         "async.md",

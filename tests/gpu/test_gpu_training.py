@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gpu_checks.models import PolicyLoss, skewed_rows
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from tandem.batching.packing import micro_batches
@@ -11,11 +12,9 @@ from tandem.config.training import FsdpTrainingConfig
 from tandem.models.attention import ATTENTION
 from tandem.training.fsdp import FsdpEngine
 from tandem.training.optimizers.adamw import AdamWConfig
-from tests.conftest import ROOT, load_file
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-bench = load_file(ROOT / "benchmarks/gpu_training.py")
-BATCH = bench.rows(512, 16, 512)
+BATCH = skewed_rows(512, 16, 512)
 
 
 def model(dtype: torch.dtype, device: str) -> PreTrainedModel:
@@ -38,7 +37,7 @@ def run(dtype: torch.dtype, device: str, **training: bool) -> tuple[list[float],
     packed = micro_batches(BATCH, range(len(BATCH)), 200)
     found: list[float] = []
     for _ in range(3):
-        loss = engine.forward_backward(packed, bench.PolicyLoss()).loss
+        loss = engine.forward_backward(packed, PolicyLoss()).loss
         found += [loss, engine.optimizer_step()["grad_norm"]]
     return found, engine
 
@@ -61,4 +60,4 @@ def test_offload_frees_the_device_and_onload_continues() -> None:
     engine.onload()
     engine.onload()
     packed = micro_batches(BATCH, range(len(BATCH)), 200)
-    assert torch.isfinite(torch.tensor(engine.forward_backward(packed, bench.PolicyLoss()).loss))
+    assert torch.isfinite(torch.tensor(engine.forward_backward(packed, PolicyLoss()).loss))
