@@ -19,7 +19,7 @@ from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.models.loading import fill, load_empty
 from tandem.training.layout import Sharded
-from tandem.weights.base import Bucket, Commit
+from tandem.weights.base import BucketHalf, Commit
 from tandem.weights.shared_memory import SharedMemorySync, attach
 from tandem.workers.host import WorkerHost
 
@@ -39,7 +39,7 @@ def ipc(bench: Bench) -> None:
     process.start()
     assert told.get(timeout=_PATIENCE_S) == "ready"
 
-    def deliver(message: Bucket | Commit) -> Callable[[], None]:
+    def deliver(message: BucketHalf | Commit) -> Callable[[], None]:
         given.put(message)
         return lambda: arrived.update(told.get(timeout=_PATIENCE_S))
 

@@ -23,7 +23,7 @@ from gpu_checks.measuring import GIB, device_of, dtype_of, let_go
 from gpu_checks.models import config_of, model_of
 from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
-from tandem.planning.phases import moments
+from tandem.planning.phases import phase_peaks
 from tandem.tracking.jsonl import read_metrics
 
 _REWARD = """
@@ -130,7 +130,7 @@ _PHASES = {"generation": ("generation",), "training": ("forward", "backward", "s
 
 def _report_plan(bench: Bench, path: Path, metrics: Mapping[str, float]) -> None:
     """`tandem plan`'s peak of each phase, less its allowances for context and gaps, beside what was allocated."""
-    found = moments(load_config(TrainConfig, path, []), _card_bytes(bench))
+    found = phase_peaks(load_config(TrainConfig, path, []), _card_bytes(bench))
     for phase, planned in _PHASES.items():
         memories = [moment.memory for moment in found if moment.phase in planned]
         if not memories:
