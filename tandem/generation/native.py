@@ -31,16 +31,17 @@ from tandem.errors import EngineError, UserError
 from tandem.generation.base import EngineLimits
 from tandem.generation.native_rows import DecodeBatch, DecodeSlots
 from tandem.generation.native_sample import NativeSample
+from tandem.generation.native_steps import Chosen, DecodingSteps, PlainSteps
 from tandem.generation.pending import Results
 from tandem.generation.prefixes import PrefixCache
 from tandem.generation.prompt_logprobs import prompt_logprobs
 from tandem.generation.recorded import RecordedSteps
-from tandem.generation.sampling import Array, Chooser, most_probable
+from tandem.generation.sampling import most_probable
 from tandem.models.attention import ATTENTION
 from tandem.models.attention.interface import AttentionPlan
 from tandem.models.attention.kernel_check import check_attention
-from tandem.models.kv_cache import Decode, KVCache, Prefix
-from tandem.models.lean import lay_out, let_go
+from tandem.models.kv_cache import KVCache, Prefix
+from tandem.models.lean import let_go
 from tandem.models.loading import named_part
 from tandem.models.pages import PAGE, PagedCache
 from tandem.models.tower import PictureTower
@@ -234,7 +235,7 @@ class NativeEngine:
             named_part(self._model, name).copy_(weight)
         self._version = version
         self._prefixes.clear()
-        self._look_for_moves()
+        self._steps.look_for_moves()
         if self._tower is not None:
             if self._tower.learns:
                 self._tower.forget()
@@ -277,20 +278,20 @@ class NativeEngine:
         """What stood here before goes first, or both would be there at once."""
         admitted = getattr(self, "_cache", None)
         admitted = admitted.admitted if isinstance(admitted, PagedCache) else 0
-        self._recorded: RecordedSteps | None = None
-        self._cache: KVCache | PagedCache = KVCache()
         self._prefixes = PrefixCache()
+        device, never = self._weight.device, self._never_drawn
+        self._cache: KVCache | PagedCache = KVCache()
+        self._steps: DecodingSteps = PlainSteps(self._forward, self._cache, self._rows, never, device)
         if self._paged:
-            self._cache = PagedCache(self._weight.device, self._pages, admitted)
-            if self._record:
-                self._recorded = RecordedSteps(self._forward, self._model, self._cache)
+            self._cache = PagedCache(device, self._pages, admitted)
+            self._steps = RecordedSteps(self._forward, self._model, self._cache, never, record=self._record)
 
     async def _step_until_idle(self) -> None:
         begins = True
         while self._waiting or self._rows:
             try:
                 if begins:
-                    self._look_for_moves()
+                    self._steps.look_for_moves()
                 begins = False
                 self._step()
             except Exception as error:  # noqa: BLE001 - every caller raises it
@@ -299,18 +300,13 @@ class NativeEngine:
                 self._renew_cache()  # the old one may hold what broke the step
             await asyncio.sleep(0)
 
-    def _look_for_moves(self) -> None:
-        if self._recorded is not None:
-            self._recorded.look_for_moves()
-        elif self._paged:
-            lay_out(self._model)
-
     @torch.inference_mode()
     def _step(self) -> None:
         while starts := self._admit():
             self._prefill(starts)
         if self._rows:
-            self._advance(self._rows.batch(0, self._chooser), self._decode())
+            batch = self._rows.batch(0)
+            self._advance(batch, self._steps.decode(batch))
 
     def _admit(self) -> list[_Start]:
         """The samples to start now. Those that ask the same are started in parts only if they are the first to wait."""
@@ -371,10 +367,8 @@ class NativeEngine:
                 scored = prompt_logprobs(self._model, request, self._limits.vocabulary)
                 for entry in start.samples:
                     entry.prompt = scored
-        self._advance(self._rows.batch(first, self._chooser), logits.index_select(0, self._tensor(prompt_B)))
-
-    def _chooser(self, state: Array) -> Chooser:
-        return Chooser(state, self._weight.device, self._never_drawn)
+        batch = self._rows.batch(first)
+        self._advance(batch, self._steps.choose(batch, logits.index_select(0, self._tensor(prompt_B))))
 
     def _prompt_logits(self, starts: list[_Start], first: int, prompt_B: IntArray) -> torch.Tensor:
         """Logits after each prompt, `[prompts, V]`; the slots from `first` on are filled."""
@@ -401,26 +395,6 @@ class NativeEngine:
             seen.token_ids, attention_plan=plan, use_cache=False, logits_to_keep=wanted, **seen.options
         ).logits[0]
 
-    def _decode(self) -> torch.Tensor:
-        state = self._rows.state[: len(self._rows)]
-        position_B = state["position"]
-        if isinstance(self._cache, PagedCache):
-            self._cache.grow(position_B)
-            if self._recorded is not None:
-                return self._recorded(state["last"], position_B, state["lag"])
-            plan = self._cache.decode(self._tensor(position_B))
-            return self._forward(self._tensor(state["last"])[None], plan, self._tensor(position_B + state["lag"]))
-        alike = self._rows.alike()
-        plan = Decode(self._cache, self._tensor(position_B), int(position_B.min()) + 1, int(position_B.max()) + 1)
-        if alike is None:
-            rows, like_B = state, None
-        else:
-            rows, like_B = state[alike[0]], self._tensor(alike[1])
-            plan.share(self._tensor(alike[0]), like_B)
-        stands = plan.position_N if self._tower is None else self._tensor(rows["position"] + rows["lag"])
-        logits = self._forward(self._tensor(rows["last"])[None], plan, stands)
-        return logits if like_B is None else logits.index_select(0, like_B)
-
     def _forward(
         self, token_1N: torch.Tensor, plan: AttentionPlan, stands_N: torch.Tensor, wanted: int | torch.Tensor = 0
     ) -> torch.Tensor:
@@ -432,12 +406,12 @@ class NativeEngine:
     def _tensor(self, values: IntArray) -> torch.Tensor:
         return torch.as_tensor(values, dtype=torch.int64, device=self._weight.device)
 
-    def _advance(self, batch: DecodeBatch, logits_BV: torch.Tensor) -> None:
-        """Choose the next token of the rows of the batch; deliver and remove those that end with it."""
+    def _advance(self, batch: DecodeBatch, chosen: Chosen) -> None:
+        """Note the next tokens of the rows of the batch; deliver and remove those that end with them."""
         state, rows, version = batch.state, self._rows, self.version
         if len(batch.top):
-            self._note_top(batch, logits_BV)
-        token_B, logprob_B = (x.cpu().numpy() for x in batch.choose(logits_BV))
+            self._note_top(batch, chosen.logits_BV)
+        token_B, logprob_B, _ = chosen
         if not np.isfinite(logprob_B).all():
             raise EngineError(f"log-probabilities are not finite (policy version {version})")
         rows.take(batch, token_B, logprob_B, version)

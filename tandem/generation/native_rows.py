@@ -4,13 +4,13 @@ does not grow with the rows.
 Suffixes: `_B` rows, `_U` groups of rows with the same tokens so far.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tandem.generation.native_sample import NativeSample
-from tandem.generation.sampling import CHOICE, Array, Chooser, streams
+from tandem.generation.sampling import CHOICE, Array, streams
 from tandem.types import BoolArray, IntArray, Status
 
 _NO_TOKEN = -1
@@ -36,7 +36,6 @@ class DecodeBatch(NamedTuple):
     """Of these slots, as it changes."""
     stops: IntArray
     """The tokens that end each row, `[B, most]`."""
-    choose: Chooser
     watched: IntArray
     """Which of these rows a stop string may end."""
     streamed: IntArray
@@ -106,14 +105,14 @@ class DecodeSlots:
         padded = [(*own, *[_NO_TOKEN] * (self._stops.shape[1] - len(own))) for own in stops]
         self._stops[first : len(self)] = np.repeat(np.array(padded, dtype=np.int64), counts, axis=0)
 
-    def batch(self, first: int, chooser: Callable[[Array], Chooser]) -> DecodeBatch:
+    def batch(self, first: int) -> DecodeBatch:
         """The rows from slot `first` on."""
         if first == 0 and self._whole is not None:
             return self._whole
         own = slice(first, len(self))
         state = self.state[own]
         marked = (np.flatnonzero(state[name]) for name in ("watched", "streamed", "top_logprobs"))
-        batch = DecodeBatch(np.arange(first, len(self)), state, self._stops[own], chooser(state), *marked)
+        batch = DecodeBatch(np.arange(first, len(self)), state, self._stops[own], *marked)
         if first == 0:
             self._whole = batch
         return batch

@@ -71,7 +71,10 @@ class FusedOnGpu(BodyPass):
         """`[N, hidden]`."""
         hidden_N, added_N = self._embeddings.index_select(0, token_N), None
         angles_N = position_N[:, None] * self._frequencies
-        cosines_N, sines_N = ((x * self._scaling).to(hidden_N.dtype) for x in (angles_N.cos(), angles_N.sin()))
+        rotation = angles_N.cos(), angles_N.sin()
+        if self._scaling != 1:
+            rotation = tuple(x * self._scaling for x in rotation)
+        cosines_N, sines_N = (x.to(hidden_N.dtype) for x in rotation)
         for layer in self._layers:
             added_N = layer(hidden_N, added_N, (cosines_N, sines_N), plan)
         return decoding.add_and_norm_(hidden_N, added_N, self._norm.weight, self._norm.epsilon)

@@ -320,8 +320,7 @@ class PagedDecode:
     @cached_property
     def place_N(self) -> Tensor:
         """Where keys and values go, int64."""
-        page_N = self._table_N.gather(1, (self.position_N // PAGE)[:, None])[:, 0]
-        return page_N.long() * PAGE + self.position_N % PAGE
+        return decoding.places(self._table_N, self.position_N, PAGE)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         made = [x[0].transpose(0, 1) for x in (key, value)]

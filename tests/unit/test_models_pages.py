@@ -14,6 +14,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwe
 
 from tandem.errors import EngineError, UserError
 from tandem.generation.native import NativeEngine
+from tandem.generation.recorded import RecordedSteps
+from tandem.models import fused as fused_on_cpu
 from tandem.models import lean
 from tandem.models.attention import ATTENTION
 from tandem.models.fused_gpu import FusedOnGpu
@@ -36,8 +38,8 @@ def model_of(family: str, layers: int = 2) -> PreTrainedModel:
     return model.eval()
 
 
-def engine_of(model: PreTrainedModel, **options: Any) -> NativeEngine:
-    engine = NativeEngine(model, max_running=SLOTS, **options)
+def engine_of(model: PreTrainedModel, slots: int = SLOTS, **options: Any) -> NativeEngine:
+    engine = NativeEngine(model, max_running=slots, **options)
     engine.load_weights(0, None)
     return engine
 
@@ -83,13 +85,13 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return passes
 
 
-def same_until(one: Completion, another: Completion) -> bool:
+def same_until(one: Completion, another: Completion, tolerance: float = 5e-5) -> bool:
     """Whether the answers part somewhere; up to there the log-probs are asserted to be the same in float32, in which
     either engine is up to 2e-5 from float64."""
     length = min(len(one.token_ids), len(another.token_ids))
     parted = np.flatnonzero(one.token_ids[:length] != another.token_ids[:length])
     length = int(parted[0]) if len(parted) else length
-    np.testing.assert_allclose(one.logprobs[:length], another.logprobs[:length], atol=5e-5)
+    np.testing.assert_allclose(one.logprobs[:length], another.logprobs[:length], atol=tolerance)
     assert len(parted) or (len(one.token_ids) == len(another.token_ids) and one.status == another.status)
     return len(parted) > 0
 
@@ -240,19 +242,65 @@ class Kernels(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_decoded_token_of_28_layers_takes_at_most_300_kernels() -> None:
-    """As many layers as Qwen3-0.6B; attention counts twice, as it does with few rows."""
-    model: Any = model_of("qwen3", layers=28)
-    fused = FusedOnGpu.of(model.model, "Qwen3Model")
-    assert fused is not None
-    cache = PagedCache(torch.device("cpu"))
+KERNELS_OF = {"attend_pages": 2, "choose_": 4}
+"""Operators that are several kernels; attention is two where rows are few."""
+
+
+def test_a_decoded_token_of_qwen3_0_6b_takes_at_most_300_kernels(
+    fused: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recorded step, choosing included, in bfloat16 and on tensors without memory."""
+    monkeypatch.setattr(fused_on_cpu, "_as_one", side_by_side)
+    config = Qwen3Config(
+        vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
+        num_key_value_heads=8, head_dim=128, tie_word_embeddings=True,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION, dtype=torch.bfloat16)
+    lean.make_lean(model)
+    cache = PagedCache(torch.device("meta"))
     cache.reserve(4, 64)
     cache.start(0, [20], [60], np.zeros(4, dtype=np.int64))
-    cache.grow(np.full(4, 20))
-    tokens, position = torch.ones(4, dtype=torch.int64), torch.full((4,), 20)
+
+    def forward(token_1N: torch.Tensor, plan: Any, stands_N: torch.Tensor) -> torch.Tensor:
+        return model(token_1N, position_ids=stands_N[None], attention_plan=plan, use_cache=False).logits[0]
+
+    steps = RecordedSteps(forward, model, cache, None, record=True)
+    steps._forget(cache.place)
     with torch.inference_mode():
-        fused(tokens, position, cache.decode(position))  # makes the pages
+        step = steps._prepare(4)
+        step()  # makes the pages
         with Kernels() as kernels:
-            model.lm_head(fused(tokens, position, cache.decode(position)))
-    assert kernels.count["attend_pages"] == 28
-    assert kernels.count.total() + kernels.count["attend_pages"] <= 300, kernels.count
+            step()
+    assert fused["PagedDecode"] == 2 and kernels.count["attend_pages"] == 28 and kernels.count["choose_"] == 1
+    copied_logits = 1
+    total = sum(number * KERNELS_OF.get(name, 1) for name, number in kernels.count.items()) + copied_logits
+    assert 290 < total <= 300, kernels.count
+
+
+def side_by_side(parameters: list[torch.Tensor]) -> torch.Tensor:
+    first = parameters[0]
+    return first.new_empty(sum(map(len, parameters)), *first.shape[1:])
+
+
+@pytest.mark.parametrize("samples", [320, pytest.param(10_000, marks=pytest.mark.nightly)])
+def test_pages_and_recorded_steps_draw_what_a_cpu_draws(samples: int, fused: Counter[str]) -> None:
+    """In groups of 8, by every way of choosing; log-probs to 2e-5."""
+    random = np.random.default_rng(0)
+    requests = [
+        Request(
+            random.integers(1, VOCABULARY, random.integers(1, 40)).astype(np.int32),
+            SamplingParams(
+                max_tokens=8, temperature=float(random.choice([0.7, 1, 1.3])), top_p=float(random.choice([1, 0.9])),
+                top_k=int(random.choice([0, 0, 10])),
+            ),
+            tuple(range(8 * group, 8 * group + 8)),
+        )
+        for group in range(samples // 8)
+    ]  # fmt: skip
+    found, wanted = (
+        answers(engine_of(model_of("qwen3"), record=record, slots=64), requests) for record in (True, False)
+    )
+    assert len(found) == samples and fused["PagedDecode"]
+    parted = sum(same_until(*both, 2e-5) for both in zip(found, wanted, strict=True))
+    assert parted <= samples // 10_000, "float32 puts one draw of 250,000 on the other side of a border"

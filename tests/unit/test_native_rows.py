@@ -5,18 +5,12 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-import torch
 
 from tandem.generation.native_rows import DecodeSlots
 from tandem.generation.native_sample import NativeSample
-from tandem.generation.sampling import Array, Chooser
 from tandem.types import Request, SamplingParams
 
 SLOTS, STEPS = 40, 60
-
-
-def chooser(state: Array) -> Chooser:
-    return Chooser(state, torch.device("cpu"))
 
 
 def group(prompt: int, count: int) -> list[NativeSample]:
@@ -57,7 +51,7 @@ def test_rows_with_the_same_tokens_are_found(seed: int) -> None:
 
 def take(rows: DecodeSlots, first: int, rng: np.random.Generator, tokens: dict[NativeSample, list[int]]) -> None:
     """A token for each row from a slot on: mostly the same."""
-    batch = rows.batch(first, chooser)
+    batch = rows.batch(first)
     token_B = np.where(rng.random(len(batch.slots)) < 0.97, 7, rng.integers(5, 9, len(batch.slots)))
     rows.take(batch, token_B, np.zeros(len(token_B), np.float32), 0)
     for slot, token in zip(batch.slots.tolist(), token_B.tolist(), strict=True):
@@ -67,12 +61,12 @@ def take(rows: DecodeSlots, first: int, rng: np.random.Generator, tokens: dict[N
 def test_what_is_known_of_a_batch_is_known_until_a_row_comes_or_goes() -> None:
     rows = DecodeSlots(8)
     rows.start([group(1, 2)])
-    whole = rows.batch(0, chooser)
-    assert rows.batch(0, chooser) is whole and rows.batch(1, chooser).slots.tolist() == [1]
+    whole = rows.batch(0)
+    assert rows.batch(0) is whole and rows.batch(1).slots.tolist() == [1]
     rows.start([group(2, 3)])
-    assert rows.batch(0, chooser).slots.tolist() == [0, 1, 2, 3, 4]
+    assert rows.batch(0).slots.tolist() == [0, 1, 2, 3, 4]
     assert rows.remove([0, 3]) == ([4], [0])
     assert [int(sample.request.token_ids[0]) for sample in rows.samples] == [2, 1, 2]
-    assert rows.batch(0, chooser).slots.tolist() == [0, 1, 2]
+    assert rows.batch(0).slots.tolist() == [0, 1, 2]
     rows.clear()
-    assert not rows and len(rows.batch(0, chooser).slots) == 0
+    assert not rows and len(rows.batch(0).slots) == 0

@@ -36,6 +36,18 @@ def gated(gate_up_N: Tensor) -> Tensor:
     return functional.silu(gate_N) * up_N
 
 
+@torch.library.custom_op("tandem::places", mutates_args=())
+def places(table_N: Tensor, position_N: Tensor, page: int) -> Tensor:
+    """Where in the pages, as one list of tokens, each row's token at `position_N` stands, int64; `table_N` as in
+    `attend_pages`, pages of `page` tokens."""
+    if with_triton(table_N):
+        from tandem.models.kernels import decoding_triton
+
+        return decoding_triton.places(table_N, position_N, page)
+    page_N = table_N.gather(1, (position_N // page)[:, None])[:, 0]
+    return page_N.long() * page + position_N % page
+
+
 @torch.library.custom_op("tandem::rotate_and_store_", mutates_args=("packed_N", "keys", "values"))
 def rotate_and_store_(
     packed_N: Tensor,
@@ -116,5 +128,6 @@ def attend_pages(
 
 add_and_norm_.register_fake(lambda hidden_N, *_: torch.empty_like(hidden_N))
 gated.register_fake(lambda gate_up_N: gate_up_N.new_empty(len(gate_up_N), gate_up_N.shape[1] // 2))
+places.register_fake(lambda table_N, position_N, page: torch.empty_like(position_N))
 rotate_and_store_.register_fake(lambda *_: None)
 attend_pages.register_fake(lambda query_N, keys, values, *_: query_N.new_empty(*query_N.shape[:2], values.shape[-1]))

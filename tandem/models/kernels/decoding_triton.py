@@ -36,6 +36,15 @@ def gated(gate_up_N: Tensor) -> Tensor:
     return result_N
 
 
+def places(table_N: Tensor, position_N: Tensor, page: int) -> Tensor:
+    rows = len(position_N)
+    place_N = torch.empty_like(position_N, memory_format=torch.contiguous_format)
+    _places[(triton.cdiv(rows, 128),)](
+        table_N, position_N, place_N, rows, table_N.stride(0), PAGE=page, COLUMNS=128, num_warps=4
+    )
+    return place_N
+
+
 def rotate_and_store_(
     packed_N: Tensor,
     cosines_N: Tensor,
@@ -127,6 +136,14 @@ def _gated(gate_up, result, width, COLUMNS: tl.constexpr):
     gate = tl.load(gate_up + row * 2 * width + column, inside, 0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * width + width + column, inside, 0).to(tl.float32)
     tl.store(result + row * width + column, (gate / (1 + tl.exp(-gate)) * up).to(result.dtype.element_ty), inside)
+
+
+@triton.jit
+def _places(table, positions, places, rows, table_stride, PAGE: tl.constexpr, COLUMNS: tl.constexpr):
+    row = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    position = tl.load(positions + row, row < rows, 0)
+    page = tl.load(table + row.to(tl.int64) * table_stride + position // PAGE, row < rows, 0).to(tl.int64)
+    tl.store(places + row, page * PAGE + position % PAGE, row < rows)
 
 
 @triton.jit
