@@ -6,7 +6,7 @@ Each line is a program of its own: its CPU-seconds and its peak of memory, both 
 to nothing to do, and the seconds over those of the line above, where the size is four or ten times that one's: what is
 linear stays below the size's factor.
 
-engines   a simulated run of five steps (`tandem simulate`), four answers to a prompt and a prompt for each engine
+engines   a simulated run of eight steps (`tandem simulate`), four answers to a prompt and a prompt for each engine
 metrics   `tandem runs` and the report of a run of so many steps with 43 metrics each
 rows      the order of so many rows: 1,000 steps of 512 of them, over the end of an epoch
 tokens    the controller's part of a PPO step on so many response tokens (`data_plane.py --samples`)
