@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import transformers
 from PIL import Image
@@ -19,10 +20,14 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from examples.tiles.task import CONTROL, TEMPLATE, make_config
 from tandem.config.data import ImagesConfig
+from tandem.models.family_check import TAKES_FEATURES
 from tandem.pictures.shown import ModelPictures
 from tandem.types import Demonstration, IntArray, Picture
 from tests.pictures import draw
 
+NEEDS_FEATURES = pytest.mark.skipif(
+    not TAKES_FEATURES, reason="needs transformers 5.18, whose models take the features of pictures"
+)
 ROLES = ["user", "assistant", "system"]
 CHARACTERS = ["\n", *map(chr, range(32, 127)), *ROLES]
 BESIDE = [

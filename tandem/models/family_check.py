@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -25,6 +26,8 @@ from tandem.models.tiny import tiny
 from tandem.pictures.positions import places_of
 from tandem.types import IntArray, Picture
 
+TAKES_FEATURES = tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 18)
+"""Models of this transformers take the features of pictures, `mm_encoder_outputs`, in the place of pixels."""
 TOLERANCE = 1e-4
 """By how much two log-probs of a token may differ, in float32."""
 _ROWS = (torch.arange(3, 14), torch.arange(20, 27))
@@ -91,6 +94,10 @@ def compare(config: PreTrainedConfig, trust_remote_code: bool = False) -> Agreem
 
 def _compare_with_a_picture(eager: Any, ours: Any) -> Agreement:
     """The first row shows one: a row of its own, cut where its prompt ends; then token by token after its prompt."""
+    if not TAKES_FEATURES:
+        raise NotImplementedError(
+            f"transformers {transformers.__version__}: models that see pictures need 5.18 or newer"
+        )
     sight, spatial = sight_of(eager.config), eager.config.model_type in SPATIAL
     pixels = [random_pixels(eager.config)]
     features = sight.features(ours.base_model, pixels, torch.device("cpu"))

@@ -37,6 +37,7 @@ from tandem.config.model import ModelConfig
 from tandem.config.training import FsdpTrainingConfig
 from tandem.errors import UserError
 from tandem.generation.native import NativeEngine
+from tandem.models import family_check
 from tandem.models.attention import ATTENTION, HARMLESS
 from tandem.models.attention.interface import _attend
 from tandem.models.families import EQUAL, REFUSED, VALUE_HEADS, refusal
@@ -413,6 +414,12 @@ def brief(reason: str | None) -> str:
 
 def difference(found: Agreement | str) -> str:
     return f"fails: {found.partition(':')[0]}" if isinstance(found, str) else f"{max(found):.0e}"
+
+
+def test_models_that_see_pictures_are_told_which_transformers_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(family_check, "TAKES_FEATURES", False)
+    with pytest.raises(NotImplementedError, match=r"see pictures need 5\.18 or newer"):
+        compare(CONFIG_MAPPING["qwen2_vl"]())
 
 
 @pytest.mark.nightly

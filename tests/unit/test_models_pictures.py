@@ -27,7 +27,9 @@ from tandem.pictures.vlm_config import in_tower
 from tandem.training.fsdp import FsdpEngine
 from tandem.types import Batch, Completion, Demonstration, IntArray, Picture, Request, SamplingParams, TokenColumns
 from tests.picture_engines import WeightedLogprobs, encoded_by, engine_of, generate, logprobs
-from tests.picture_families import FAMILIES, Rows, config_of, make_model, make_tokenizer
+from tests.picture_families import FAMILIES, NEEDS_FEATURES, Rows, config_of, make_model, make_tokenizer
+
+pytestmark = NEEDS_FEATURES
 
 
 @dataclass

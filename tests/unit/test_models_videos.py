@@ -23,7 +23,9 @@ from tandem.pictures.store import PictureStore
 from tandem.pictures.videos import Video, VideoSource
 from tandem.types import Batch, Demonstration, IntArray, Picture, Request, SamplingParams, VideoStep
 from tests.picture_engines import WeightedLogprobs, encoded_by, engine_of, generate, logprobs
-from tests.picture_families import make_model, make_tokenizer
+from tests.picture_families import NEEDS_FEATURES, make_model, make_tokenizer
+
+pytestmark = NEEDS_FEATURES
 
 FAMILIES = {"qwen2_vl": 28, "qwen2_5_vl": 28, "qwen3_vl": 32, "qwen3_vl_moe": 32}
 """And the pixels along one side of a token."""

@@ -27,6 +27,7 @@ from tandem.planning.tower_memory import KEPT_FEATURES, KEPT_PIXELS
 from tandem.planning.tower_shape import TOWERS
 from tandem.planning.trace.pretend import compiler
 from tandem.planning.trace.step import FakeRun, Loss, fake_tower, make_engine, micro_batch, on_meta_device, trace
+from tests.picture_families import NEEDS_FEATURES
 from tests.pictures import FAMILIES
 from tests.unit.test_planning_trace import held_by, most_allocated
 
@@ -123,7 +124,7 @@ def run_of(directory: Path, case: str) -> FakeRun:
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
     """The fake step of a case, on CUDA tensors; all of its tier are run at the first call."""
     if compiler() is None:
-        pytest.skip("fake CUDA tensors need a C++ compiler where torch is built for CPUs")
+        pytest.skip("fake CUDA tensors need a C++ compiler")
 
     @cache
     def all_of_them(by_night: bool) -> dict[str, dict[str, Any]]:
@@ -165,6 +166,7 @@ for nothing in (("reference", "backward"), ("reference", "step")):
 COMPARED.remove(("frozen", "backward"))  # which has no pictures to see: the fake one saw its only picture before
 
 
+@NEEDS_FEATURES
 @pytest.mark.parametrize(
     ("case", "phase"),
     [pytest.param(*pair, marks=[pytest.mark.nightly] if pair[0] in BY_NIGHT else []) for pair in COMPARED],
@@ -179,12 +181,14 @@ def test_formulas_are_within_five_percent_of_the_fake_step(
         assert abs(expected.activations / peak["by_cause"]["activations"] - 1) < 0.1, (expected, peak["by_cause"])
 
 
+@NEEDS_FEATURES
 def test_attention_of_towers_is_a_flash_kernel(traced: Callable[[str], dict[str, Any]]) -> None:
     operations = traced("little text")["operations"]
     assert operations["aten._scaled_dot_product_flash_attention.default"]
     assert not [name for name in operations if "_safe_softmax" in name]
 
 
+@NEEDS_FEATURES
 @pytest.mark.parametrize("training", [{}, pytest.param(CHECKPOINTED, marks=pytest.mark.nightly)], ids=str)
 def test_the_fake_step_is_what_the_allocator_says(training: dict[str, Any], tmp_path: Path) -> None:
     """On a CPU, with a picture, in both passes; where its patches stand is not counted, which is little but here."""

@@ -1,5 +1,6 @@
 // A CUDA device that does nothing: with it a torch that was built for CPUs alone traces CUDA tensors under
-// FakeTensorMode, backward passes included. Such a torch has no device guard for CUDA, which autograd asks for.
+// FakeTensorMode, backward passes included. Such a torch has no device guard for CUDA, which autograd asks for; that of
+// a torch for CUDA asks for a driver. The hooks are preferred to those that such a torch registers later.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -46,7 +47,7 @@ Guard guard;
 }  // namespace
 
 namespace at {
-C10_REGISTER_TYPED_CLASS(CUDAHooksRegistry, "CUDAHooks", Hooks);
+C10_REGISTER_TYPED_CLASS_WITH_PRIORITY(CUDAHooksRegistry, "CUDAHooks", c10::REGISTRY_PREFERRED, Hooks);
 }
 
 extern "C" void pretend() { c10::impl::registerDeviceGuard(DeviceType::CUDA, &guard); }

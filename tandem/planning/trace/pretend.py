@@ -1,7 +1,5 @@
-"""Fake CUDA tensors on a torch that was built without CUDA. For a process that does nothing else: it cannot be undone.
-
-A torch with CUDA and no driver may need none of this; that was never tried.
-"""
+"""Fake CUDA tensors without a GPU, on a torch for CUDA or for CPUs alone. For a process that does nothing else: it
+cannot be undone."""
 
 import ctypes
 import os
@@ -27,9 +25,11 @@ def compiler() -> str | None:
 
 def pretend() -> None:
     """Call it before torch is imported."""
-    ctypes.CDLL(str(_library()), mode=os.RTLD_GLOBAL | os.RTLD_NOW).pretend()
+    library = ctypes.CDLL(str(_library()), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
     import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    library.pretend()  # a torch for CUDA has registered a guard of its own, which asks for a driver
+    from torch._subclasses import fake_tensor
 
     stubs: dict[str, Any] = {
         "Stream": _Stream,
@@ -44,13 +44,16 @@ def pretend() -> None:
         "is_available": lambda: True,
         "get_device_capability": lambda *_: (9, 0),
         "_lazy_init": lambda: None,
+        "is_current_stream_capturing": lambda: False,
     }
     for name, stub in stubs.items():
         setattr(torch.cuda, name, stub)
-    for name in _FUSED:
-        _LIBRARIES.append(library := torch.library.Library("aten", "IMPL"))
-        library.impl(name, _never_run, "CUDA")
-    setattr(FakeTensorMode, "avoid_device_init", property(lambda _: True))  # noqa: B010 - or it asks for a driver
+    lacking = (name for name in _FUSED if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"))
+    for name in lacking:
+        _LIBRARIES.append(operators := torch.library.Library("aten", "IMPL"))
+        operators.impl(name, _never_run, "CUDA")
+    setattr(fake_tensor.FakeTensorMode, "avoid_device_init", property(lambda _: True))  # noqa: B010 - or it asks for a
+    setattr(fake_tensor, "init_gpu_context", lambda _: None)  # noqa: B010 - driver
     setattr(torch.Tensor, "pin_memory", lambda tensor, *_: tensor)  # noqa: B010 - fake tensors cannot be pinned
 
 
