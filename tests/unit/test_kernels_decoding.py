@@ -8,6 +8,7 @@ import sys
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -22,6 +23,13 @@ SHAPES = {
     "gemma": (8, 1, 256, 256), "two widths": (4, 2, 24, 16),
 }  # fmt: skip
 """Heads, key heads, width of keys, of values."""
+PUBLISHED = {
+    "qwen3-0.6b": (16, 8, 128, None, None, False), "qwen3-8b": (32, 8, 128, None, None, False),
+    "qwen3-32b": (64, 8, 128, None, None, False), "llama-3-8b": (32, 8, 128, None, None, False),
+    "gemma-3-4b": (8, 4, 256, 1024, None, False), "gemma-2-9b": (16, 8, 256, 4096, 50.0, False),
+    "gpt-oss-20b": (64, 8, 64, 128, None, True),
+}  # fmt: skip
+"""Heads, key heads, their width, window, cap, sinks."""
 
 
 def operators() -> Any:
@@ -101,15 +109,59 @@ def test_float64_says_the_same_of_attention(
     if INTERPRETED and dtype == torch.bfloat16:
         pytest.skip("Triton's interpreter multiplies the bits of bfloat16")
     torch.manual_seed(0)
-    heads, kv_heads, of_keys, of_values = SHAPES[shape]
-    most = 13
+    position = torch.tensor([200, 0, 63, 64, 15]).repeat(14)[:rows]
+    compare_attention(SHAPES[shape], position, dtype, window, cap, sinks)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", PUBLISHED)
+def test_float64_says_the_same_of_published_shapes(dtype: torch.dtype, shape: str) -> None:
+    if INTERPRETED and dtype == torch.bfloat16:
+        pytest.skip("Triton's interpreter multiplies the bits of bfloat16")
+    torch.manual_seed(0)
+    heads, kv_heads, head_dim, *options = PUBLISHED[shape]
+    compare_attention((heads, kv_heads, head_dim, head_dim), torch.tensor([199, 1]), dtype, *options)
+
+
+def random_shape(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    kv_heads, group = int(random.integers(1, 5)), int(random.integers(1, 9))
+    of_keys, of_values = (8 * int(n) for n in random.integers(1, 20, 2))
+    window = int(random.integers(1, 200)) if random.random() < 0.5 else None
+    cap = float(random.uniform(5, 60)) if random.random() < 0.5 else None
+    position = torch.from_numpy(random.integers(0, 208, int(random.integers(1, 5))))
+    dtype = [torch.float32, torch.float16][int(random.integers(2))]
+    shape = kv_heads * group, kv_heads, of_keys, of_values
+    compare_attention(shape, position, dtype, window, cap, sinks=bool(random.random() < 0.5))
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [range(3), *(pytest.param(range(n, n + 20), marks=pytest.mark.nightly) for n in range(3, 203, 20))],
+    ids=str,
+)
+def test_float64_says_the_same_of_random_shapes(seeds: range) -> None:
+    for seed in seeds:
+        random_shape(seed)
+
+
+def compare_attention(
+    shape: tuple[int, int, int, int],
+    position: Tensor,
+    dtype: torch.dtype,
+    window: int | None,
+    cap: float | None,
+    sinks: bool,
+) -> None:
+    (heads, kv_heads, of_keys, of_values), rows, most = shape, len(position), 13
     pages = 1 + min(rows, 5) * most
     keys = torch.randn(pages, PAGE, kv_heads, of_keys).to(dtype)
     values = torch.randn(pages, PAGE, kv_heads, of_values).to(dtype)
     packed = torch.randn(rows, heads + 2, of_keys).to(dtype)
     query = 2 * packed[:, :heads]  # rows that do not lie side by side
     table = 1 + torch.randperm(pages - 1)[: 5 * most].view(-1, most).int().repeat(rows, 1)[:rows]
-    position = torch.tensor([200, 0, 63, 64, 15]).repeat(14)[:rows]
     logits = torch.randn(heads).to(dtype) if sinks else None
     scale = of_keys**-0.5
     found = operators().attend_pages(query, keys, values, table, position, scale, window, cap, logits)
@@ -129,11 +181,19 @@ def test_float64_says_the_same_of_attention(
         close(found[row], wanted)
 
 
+@pytest.mark.parametrize("rows", [1, 130])
+def test_places_are_those_of_the_table(rows: int) -> None:
+    torch.manual_seed(0)
+    table, position = torch.randint(1, 1000, (rows + 2, 9)).int()[:rows], torch.randint(0, 9 * PAGE, (rows,))
+    wanted = [int(table[row, at // PAGE]) * PAGE + at % PAGE for row, at in enumerate(position.tolist())]
+    assert operators().places(table, position, PAGE).tolist() == wanted
+
+
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: torch's builds for CUDA bring it")
 @pytest.mark.parametrize(
     "which",
     [
-        "float64 and float32 and (norms or rotations or (two and 5-30.0-True-5))",
+        "places or (float64 and float32 and (norms or rotations or (two and 5-30.0-True-5)))",
         pytest.param("float64", marks=pytest.mark.nightly),
     ],
     ids=["few", "all"],
