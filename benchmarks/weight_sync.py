@@ -27,7 +27,7 @@ from tandem.config.model import ModelConfig
 from tandem.generation.replica import ReplicaSpec
 from tandem.generation.replicas import ReplicatedEngine
 from tandem.generation.start import start_engine
-from tandem.weights.base import Bucket
+from tandem.weights.base import BucketHalf
 from tandem.weights.delta import DeltaCache
 from tandem.weights.shared_memory import SharedMemorySync, attach
 
@@ -43,7 +43,7 @@ class CopyEngine:
         self._held: dict[str, torch.Tensor] = {}
 
     def load(self, part: Any) -> None:
-        if isinstance(part, Bucket):
+        if isinstance(part, BucketHalf):
             for name, tensor in attach(part):
                 if name in self._held:
                     self._held[name].copy_(tensor)

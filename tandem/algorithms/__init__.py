@@ -13,7 +13,13 @@ from tandem.files import load_named
 def make_algorithm(config: PolicyGradientConfig, max_response_tokens: int) -> Algorithm:
     """The algorithm that `algorithm.type` names; `max_response_tokens` is the divisor of `fixed_length`."""
     if isinstance(config, OwnAlgorithmConfig):
-        return _own_algorithm(config.type)(config, max_response_tokens)
+        own = _own_algorithm(config.type)
+        try:
+            return own(config, max_response_tokens)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"algorithm {config.type!r} cannot be made: {type(error).__name__}: {error}") from error
     kind: type[PolicyGradient[Any]] = class_named("tandem.algorithms.builtin", config.type, PolicyGradient)
     return kind(config, max_response_tokens)
 

@@ -96,7 +96,7 @@ class RemoteCheckpoints:
         """
         check()
         name = checkpoint.name
-        self._point_elsewhere(name)
+        self._point_elsewhere(name, is_best=pointers.get("best") == name)
         self._delete(name)  # of a run that went back, or what a push that was cut short has left
         self._put(checkpoint.parents[1] / _CONFIG, self._path(_CONFIG))
         files = [path.relative_to(checkpoint) for path in checkpoint.rglob("*") if path.is_file()]
@@ -199,8 +199,10 @@ class RemoteCheckpoints:
         """Without those whose copy, or deletion, was cut short."""
         return {name for name in self._names() if self._files.exists(self._manifest(name))}
 
-    def _point_elsewhere(self, name: str) -> None:
+    def _point_elsewhere(self, name: str, is_best: bool) -> None:
         """While the checkpoint `name` is replaced, nothing points to it: the latest is meanwhile the one before."""
+        if self._pointed("best") == name and not is_best:
+            self._files.rm_file(self._path("checkpoints", "best"))
         if self._pointed("latest") != name:
             return
         others, pointer = self._whole() - {name}, self._path("checkpoints", "latest")

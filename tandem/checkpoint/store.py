@@ -179,14 +179,16 @@ class CheckpointStore:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)  # ranks may be writing still
             raise
-        final = self._final(step)
+        final, replaced = self._final(step), None
         if final.exists():  # of a run that went back, or was killed before it could call it the latest
             self._point_elsewhere(final)
-            self._delete(final)
+            replaced = _hidden(final)
         os.rename(temporary, final)
         sync(self.directory)
         for pointer in ["best", "latest"] if best else ["latest"]:  # a run killed between the two repeats the step
             write_text(self.directory / pointer, final.name + "\n")
+        if replaced is not None:
+            shutil.rmtree(replaced)
         self._prune(step)
         self.completed = final
         draft.whole.set()
@@ -247,17 +249,15 @@ class CheckpointStore:
         return read_pointer(path) if path.exists() else None
 
     def _point_elsewhere(self, replaced: Path) -> None:
-        """While a checkpoint is replaced nothing names it: the latest is meanwhile the one before, and no longer is it
-        the best, which its successor of the same step need not be."""
-        others = [path.name for path in self.directory.glob("step_*") if path != replaced]
-        others = [name for name in others if step_of(name) < step_of(replaced.name)] or others
-        for pointer in ("latest", "best"):
-            if self._named(pointer) != replaced:
-                continue
-            if pointer == "latest" and others:
-                write_text(self.directory / pointer, max(others, key=step_of) + "\n")
-            else:
-                (self.directory / pointer).unlink()
+        """While a checkpoint is replaced the latest is the one before, if there is one, and no longer is it the best,
+        which its successor of the same step need not be."""
+        earlier = [
+            path.name for path in self.directory.glob("step_*") if 0 <= step_of(path.name) < step_of(replaced.name)
+        ]
+        if earlier and self._named("latest") == replaced:
+            write_text(self.directory / "latest", max(earlier, key=step_of) + "\n")
+        if self._named("best") == replaced:
+            (self.directory / "best").unlink()
 
     def _prune(self, step: int) -> None:
         found = {path.name: path for path in self.directory.glob("step_*")}
@@ -268,16 +268,20 @@ class CheckpointStore:
                 self._delete(path)
 
     def _delete(self, path: Path) -> None:
-        """Hide, then delete: a deletion that is cut short must not look like a checkpoint."""
-        trash = temporary_name(path.with_suffix(".deleted"))
-        os.rename(path, trash)
-        shutil.rmtree(trash)
+        shutil.rmtree(_hidden(path))
+
+
+def _hidden(path: Path) -> Path:
+    """Where a checkpoint is that is to be deleted: a deletion that is cut short must not look like one."""
+    trash = temporary_name(path.with_suffix(".deleted"))
+    os.rename(path, trash)
+    return trash
 
 
 def step_of(name: str) -> int:
     """The step of a checkpoint, `step_000010`; -1 for any other name."""
     number = name.removeprefix("step_")
-    return int(number) if number != name and number.isdigit() else -1
+    return int(number) if number != name and number.isdecimal() else -1
 
 
 def kept_names(names: Iterable[str], step: int, keep_last: int, best: str | None) -> set[str]:

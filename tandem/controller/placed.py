@@ -17,6 +17,7 @@ import numpy as np
 from tandem.batching.balance import BalancedPass, balance_rows
 from tandem.batching.packing import runs_of, select_rows, take_rows, take_runs
 from tandem.controller.dispatch import Collect, Split, join
+from tandem.errors import WorkerError
 from tandem.types import Batch, FloatArray, IntArray, TokenColumns
 from tandem.workers.placed import ByRow, Column, PlacedPart, RowSelection
 from tandem.workers.registration import Arguments, Calls, Mesh, Returns
@@ -173,7 +174,14 @@ class PlacedRows:
         return self.selection.of(self.placed.batch)
 
     def fill(self, returns: Returns | tuple[Returns, ...], answer: Any) -> Any:
-        """The answer of a rank that was given `whole`, whose columns by token the batch has then, as it should."""
+        """The answer of a rank that was given `whole`, whose columns by token the batch has then. Raises WorkerError
+        where one of these has another length than the batch's tokens."""
+        kinds, parts = (returns, answer) if isinstance(returns, tuple) else ((returns,), (answer,))
+        tokens = len(self.placed.batch.response_ids)
+        for kind, part in zip(kinds, parts, strict=True):
+            if kind is Returns.PER_TOKEN and not (isinstance(part, np.ndarray) and len(part) == tokens):
+                what = f"{len(part)} entries" if isinstance(part, np.ndarray) else f"a {type(part).__name__}"
+                raise WorkerError(f"{self.placed.name}: a column by token was answered with {what} for {tokens} tokens")
         self.placed.fill(self.selection.fills, returns, answer)
         return answer
 

@@ -199,10 +199,10 @@ class RemoteWorkers(Generic[W]):
                 arguments = Arguments(tuple(others), kwargs)
                 calls, collect = distribute_rows(steps, self._ranks, forget, mesh, registered.returns, arguments)
             case (PlacedRows() as rows, *others):  # of a class that dispatches the method otherwise
+                fill = partial(rows.fill, returns_of_rows(self._kind, method)) if rows.selection.fills else None
                 calls, collect = distribute(registered, mesh, Arguments((rows.whole(), *others), kwargs))
                 answer = self._ranks.submit(self._name, method, calls).map(collect)
-                fills = rows.selection.fills
-                return answer.map(partial(rows.fill, returns_of_rows(self._kind, method))) if fills else answer
+                return answer.map(fill) if fill else answer
             case _:
                 calls, collect = distribute(registered, mesh, Arguments(args, kwargs))
         return self._ranks.submit(self._name, method, calls).map(collect)

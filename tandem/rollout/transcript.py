@@ -32,8 +32,8 @@ class Transcript:
     opening: int = field(init=False)
     """How many messages open it."""
     spent: int = 0
-    """Tokens of all turns, and of what was said between them; no fewer than the line has behind what opened the
-    conversation."""
+    """Tokens of all turns, and of what was said between them; where a branch begins, the larger of these and of those
+    that it has behind what opened the conversation."""
     status: Status = Status.COMPLETED
     rewards: list[float] = field(default_factory=list[float])
     _lines: Lines = field(init=False)

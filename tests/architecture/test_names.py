@@ -7,6 +7,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
+import pytest
+
 from tests.conftest import ROOT
 
 SAME_THING = {"ToolCall", "Episode"}
@@ -69,3 +71,23 @@ def test_the_axes_in_names_are_those_of_the_table() -> None:
     found = {name: axes[1] for name in names if (axes := re.fullmatch(r"_?[a-z]\w*_([A-Z1]{1,3})", name))}
     assert {name for name, axes in found.items() if not set(axes) <= {*table, "1"}} == set()
     assert set(table) <= set("".join(found.values())), "in the table, and in no name"
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "examples", "scripts", "tests"])
+def test_what_is_imported_of_the_package_is_there(folder: str) -> None:
+    """Also by programs that nothing runs in the short tier, and whose types nobody checks."""
+    missing: list[str] = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tandem."):
+                missing += [f"{path.relative_to(ROOT)}: {node.module}.{alias.name}" for alias in node.names
+                            if not is_there(node.module or "", alias.name)]  # fmt: skip
+    assert missing == []
+
+
+def is_there(module: str, name: str) -> bool:
+    """As a file of its folder, or as a word of its file."""
+    folder = ROOT.joinpath(*module.split("."))
+    file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    beside = (folder / name).is_dir() or (folder / f"{name}.py").exists()
+    return beside or (file.exists() and re.search(rf"\b{name}\b", file.read_text(encoding="utf-8")) is not None)

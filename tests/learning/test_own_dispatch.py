@@ -3,9 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tandem.config.load import load_config
 from tandem.config.tree import TrainConfig
 from tandem.controller.pools import Role
+from tandem.errors import WorkerError
 from tandem.jobs.trainer import Trainer
 from tandem.tracking.jsonl import read_metrics
 from tandem.workers.registration import Dispatch, register
@@ -26,6 +29,20 @@ class OnRankZero(TrainWorker):
     @register(Dispatch.RANK_ZERO)
     def learn(self, *arguments: Any) -> Any:
         return super().learn(*arguments)
+
+
+class AnswersLess(TrainWorker):
+    @register(Dispatch.RANK_ZERO)
+    def logprobs(self, *arguments: Any) -> Any:
+        return super().logprobs(*arguments)[:-1]
+
+
+def test_a_column_of_another_length_is_refused_before_anything_learns(grpo_config: Path, tmp_path: Path) -> None:
+    config = load_config(
+        TrainConfig, grpo_config, ["algorithm.minibatches=2", "trainer.steps=1", "trainer.eval_every=0"]
+    )
+    with pytest.raises(WorkerError, match="a column by token was answered with"):
+        Trainer(config, workers={Role.Actor: AnswersLess}).fit()
 
 
 def test_columns_of_a_method_that_is_dispatched_otherwise_are_those_of_the_batch(
