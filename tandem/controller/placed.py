@@ -178,9 +178,10 @@ class PlacedRows:
         where one of these has another length than the batch's tokens."""
         kinds, parts = (returns, answer) if isinstance(returns, tuple) else ((returns,), (answer,))
         tokens = len(self.placed.batch.response_ids)
-        for kind, part in zip(kinds, parts, strict=True):
-            if kind is Returns.PER_TOKEN and not (isinstance(part, np.ndarray) and len(part) == tokens):
-                what = f"{len(part)} entries" if isinstance(part, np.ndarray) else f"a {type(part).__name__}"
+        for part in (part for kind, part in zip(kinds, parts, strict=True) if kind is Returns.PER_TOKEN):
+            shape = getattr(part, "shape", ())
+            if shape[:1] != (tokens,):
+                what = f"{shape[0]} entries" if shape else f"a {type(part).__name__}"
                 raise WorkerError(f"{self.placed.name}: a column by token was answered with {what} for {tokens} tokens")
         self.placed.fill(self.selection.fills, returns, answer)
         return answer
