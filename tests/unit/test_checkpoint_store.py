@@ -333,7 +333,7 @@ def test_a_kill_at_any_file_operation_leaves_a_loadable_latest(tmp_path):
         [sys.executable, "-c", KILL_EVERYWHERE, str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines()]
+    lines = [line.split() for line in done.stdout.splitlines() if line[:1].isdigit()]  # and no word of a slow disk
     assert len(lines) == 3
     assert all(int(operations) > 30 for operations, *_ in lines)
     for _, *outcomes in lines[:2]:

@@ -47,7 +47,7 @@ def make_worker(sort4: Path, calls: int | None = None, sleep: Literal["idle", "a
     tokenizer = AutoTokenizer.from_pretrained(sort4 / "model")
     config = NativeGenerationConfig(max_response_tokens=MAX_TOKENS, sleep=sleep)
     spec = RolloutSpec(ModelConfig(path=sort4 / "model"), config, tokenizer)
-    made = ChainRollout(WorkerContext("rollout", calls=calls), spec)
+    made = ChainRollout(WorkerContext("rollout", calls_fd=calls), spec)
     made.publish(0)
     return made
 

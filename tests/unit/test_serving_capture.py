@@ -312,7 +312,7 @@ def test_an_answer_that_was_not_delivered_is_not_trained_on() -> None:
                 list(client.chat.completions.create(model="m", messages=ASKED, stream=stream))  # type: ignore[call-overload]
             session = served.sessions.find(key)
             assert session is not None
-            wait_until(lambda session=session: session._calls[0].waiting == 0)
+            wait_until(lambda session=session: session._requests[0].waiting == 0)
             served._loop.call_soon_threadsafe(go.set)
             wait_until(lambda served=served: len(served.engine.seen) == 1)
             assert served.told(key)["samples"] == []
