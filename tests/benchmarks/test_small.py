@@ -18,11 +18,16 @@ VLLM = ROOT / ".venv-vllm/bin/python"
 DATA = ROOT.parent / "shared/data"
 SEARCH = [DATA / f"multihop_search/hotpotqa_{file}" for file in ("corpus.jsonl.gz", "100.jsonl")]
 SMOLLM2 = [ROOT / f"models/smollm2-135m-instruct/{file}" for file in ("config.json", "model.safetensors")]
-ARGUMENTS = {"search_recall": [str(path) for path in SEARCH], "code_sandbox": ["--data", str(DATA)]}
+ARGUMENTS = {
+    "search_recall": [str(path) for path in SEARCH],
+    "code_sandbox": ["--data", str(DATA)],
+    "smollm2_lm_eval": [str(DATA)],
+}
 NEEDS: dict[str, list[Path]] = {
     "code_sandbox": [DATA / "humaneval", DATA / "mbpp"],
     "search_recall": SEARCH,
     "smollm2": SMOLLM2,
+    "smollm2_lm_eval": [*SMOLLM2, ROOT / ".venv-lm-eval/bin/python", DATA / "hellaswag"],
     "vllm_throughput": [VLLM],
 }
 
