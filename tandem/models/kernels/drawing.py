@@ -150,14 +150,28 @@ def allowed(probs_BV: Tensor, top_k_B: Tensor, top_p_B: Tensor) -> tuple[Tensor,
 
     Only tokens that may be among them are sorted: of a peaked distribution few.
     """
-    total_B1 = probs_BV.sum(-1, keepdim=True, dtype=torch.float64)
-    probs_BK, token_BK = _sorted(probs_BV, _lowest(probs_BV, total_B1, top_k_B, top_p_B))
     ranked_B1 = (top_k_B > 0)[:, None]
+    total_B1 = probs_BV.new_ones(len(probs_BV), 1) if ranked_B1.all() else probs_BV.sum(-1, True, dtype=torch.float64)
+    found = _first(probs_BV, top_k_B) if ranked_B1.all() else None
+    probs_BK, token_BK = found or _sorted(probs_BV, _lowest(probs_BV, total_B1, top_k_B, top_p_B))
     rank_K = torch.arange(probs_BK.shape[1], device=probs_BV.device)
     weights_BK = probs_BK.double().masked_fill_(ranked_B1 & (rank_K >= top_k_B[:, None]), 0)
     cumulative_BK = weights_BK.cumsum(-1)
     share_B1 = top_p_B[:, None] * torch.where(ranked_B1, cumulative_BK[:, -1:], total_B1)
     return weights_BK.masked_fill(cumulative_BK - weights_BK >= share_B1, 0), token_BK
+
+
+def _first(probs_BV: Tensor, top_k_B: Tensor) -> tuple[Tensor, Tensor] | None:
+    """As `_sorted`, of rows that all have a top-k; None where a token beyond one is as probable as the last within."""
+    most = min(int(top_k_B.max()), probs_BV.shape[1] - 1)
+    probs_BK, token_BK = probs_BV.topk(most + 1)
+    last_B1 = top_k_B.clamp(max=most)[:, None]
+    beyond_B1 = probs_BK.gather(1, last_B1)
+    if bool(((probs_BK.gather(1, last_B1 - 1) == beyond_B1) & (beyond_B1 > 0)).any()):
+        return None
+    token_BK, order_BK = token_BK.sort(dim=-1)
+    probs_BK, order_BK = probs_BK.gather(1, order_BK).sort(dim=-1, descending=True, stable=True)
+    return probs_BK, token_BK.gather(1, order_BK)
 
 
 def _lowest(probs_BV: Tensor, total_B1: Tensor, top_k_B: Tensor, top_p_B: Tensor) -> Tensor:
