@@ -207,3 +207,11 @@ def test_the_kernels_under_the_interpreter(tier: str) -> None:
     command += ["-k", "make_the_probabilities or sorting_draws or of_nan", "-m", tier]
     done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-3000:]
+
+
+def test_of_equally_probable_tokens_at_the_end_of_a_top_k_those_of_the_lowest_ids_may_be_drawn() -> None:
+    probs = torch.full((3, 1000), 0.5e-3)
+    probs[:, 700:702] = 0.2
+    weights, tokens = drawing.allowed(probs, torch.tensor([5, 2, 1]), torch.ones(3, dtype=torch.float64))
+    found = [sorted(own[weight > 0].tolist()) for own, weight in zip(tokens, weights, strict=True)]
+    assert found == [[0, 1, 2, 700, 701], [700, 701], [700]]
