@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from letters import letters, served_model
+from short_runs import ShortRuns
 
 from tandem.config.generation import SglangGenerationConfig, VllmGenerationConfig
 from tandem.config.model import ModelConfig
@@ -43,20 +44,27 @@ def vllm_counts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def vllm_engine(vllm: None, served_directory: Path, vllm_counts: Path) -> Iterator[ReplicatedEngine]:
+def short_runs(tmp_path_factory: pytest.TempPathFactory) -> ShortRuns:
+    """Of vLLM; to other engines, which run in the test's own process, it is nothing."""
+    return ShortRuns(tmp_path_factory.mktemp("pace") / "short_runs")
+
+
+@pytest.fixture(scope="session")
+def vllm_engine(
+    vllm: None, served_directory: Path, vllm_counts: Path, short_runs: ShortRuns
+) -> Iterator[ReplicatedEngine]:
     """With short blocks, of which whole ones are cached."""
 
-    def counted(
+    def watched(
         _module: str, _function: str, arguments: tuple[Any, ...], defaults: Mapping[str, str], env: Mapping[str, str]
     ) -> ReplicaSpec:
         path = f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"
-        return ReplicaSpec(
-            "counted_vllm", "CountedVllm", (vllm_counts, *arguments), defaults, {**env, "PYTHONPATH": path}
-        )
+        arguments = (vllm_counts, short_runs.file, *arguments)
+        return ReplicaSpec("watched_vllm", "WatchedVllm", arguments, defaults, {**env, "PYTHONPATH": path})
 
     config = VllmGenerationConfig(type="vllm", engine_args={"gpu_memory_utilization": 0.1, "block_size": 32})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(start, "ReplicaSpec", counted)
+        patch.setattr(start, "ReplicaSpec", watched)
         engine = start_engine(ModelConfig(path=served_directory), config, letters())
     yield engine
     engine.close()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from letters import POSITIONS, VOCABULARY, letters
+from short_runs import ShortRuns
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -302,17 +303,18 @@ def test_a_prompts_log_probs_are_those_that_it_would_have_as_an_answer(make: Mak
         assert top.token_ids[1:, 0].tolist() == answer.token_ids.tolist()
 
 
-def test_a_stream_ends_with_abort_and_tells_nothing_twice(make: Make) -> None:
+def test_a_stream_ends_with_abort_and_tells_nothing_twice(make: Make, short_runs: ShortRuns) -> None:
     engine = make()
     asked = request(1, 2, seeds=range(6), max_tokens=90)  # more than the native engine runs at once
     whole = tokens(ask(engine, asked)[0])
 
     async def abort_halfway() -> list[list[Delta]]:
         deltas: list[list[Delta]] = [[] for _ in asked.seeds]
-        async for delta in engine.stream(asked):
-            deltas[delta.sample].append(delta)
-            if sum(map(len, deltas)) == 20:
-                engine.abort()
+        with short_runs:
+            async for delta in engine.stream(asked):
+                deltas[delta.sample].append(delta)
+                if sum(map(len, deltas)) == 20:
+                    engine.abort()
         return deltas
 
     completions = [joined(own) for own in run(abort_halfway())]
@@ -330,14 +332,15 @@ def test_a_stream_is_refused_as_a_request_is(make: Make) -> None:
             run(collect_stream(engine, asked))
 
 
-def test_every_token_carries_the_version_that_made_it(make: Make) -> None:
+def test_every_token_carries_the_version_that_made_it(make: Make, short_runs: ShortRuns) -> None:
     engine = make()
 
     async def update_halfway() -> list[Completion]:
-        first = asyncio.create_task(collect(engine, request(3, max_tokens=5)))
-        answer = asyncio.create_task(collect(engine, request(1, 2, seeds=(0,), max_tokens=90)))
-        await first
-        engine.load_weights(7, None)
+        with short_runs:
+            first = asyncio.create_task(collect(engine, request(3, max_tokens=5)))
+            answer = asyncio.create_task(collect(engine, request(1, 2, seeds=(0,), max_tokens=90)))
+            await first
+            engine.load_weights(7, None)
         return await answer
 
     (completion,) = run(update_halfway())
@@ -346,16 +349,17 @@ def test_every_token_carries_the_version_that_made_it(make: Make) -> None:
     assert (np.diff(completion.versions) >= 0).all()
 
 
-def test_abort_ends_what_runs_and_what_waits(make: Make) -> None:
+def test_abort_ends_what_runs_and_what_waits(make: Make, short_runs: ShortRuns) -> None:
     engine = make()
 
     async def abort_halfway() -> list[list[Completion]]:
         asked = [request(place, seeds=range(3), max_tokens=90) for place in range(4)]
         asked.insert(1, request(5, max_tokens=4))  # ends early, and by then the three rows before it have begun
-        answers = [asyncio.create_task(collect(engine, one)) for one in asked]
-        await answers.pop(1)
-        engine.abort()
-        return await asyncio.gather(*answers)
+        with short_runs:
+            answers = [asyncio.create_task(collect(engine, one)) for one in asked]
+            await answers.pop(1)
+            engine.abort()
+            return await asyncio.gather(*answers)
 
     completions = [completion for answer in run(abort_halfway()) for completion in answer]
     assert len(completions) == 12

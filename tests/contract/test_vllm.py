@@ -16,6 +16,7 @@ import pytest
 import torch
 from letters import VOCABULARY, letters, served_model
 from openai import BadRequestError, OpenAI
+from short_runs import ShortRuns
 from test_generation import MIXED, ask, collect, reference_logprobs, request
 from transformers import PreTrainedModel
 
@@ -60,7 +61,9 @@ def test_after_each_publish_logprobs_are_those_of_the_published_weights(engine: 
         check_against(model, engine)
 
 
-def test_publishing_while_requests_run_leaves_no_version_wrong_and_no_request_behind(engine: ReplicatedEngine) -> None:
+def test_publishing_while_requests_run_leaves_no_version_wrong_and_no_request_behind(
+    engine: ReplicatedEngine, short_runs: ShortRuns
+) -> None:
     """Each token's log-prob is that of the version it claims, in a context that is all the tokens before it."""
     models = [changed(version) for version in range(6)]
     asked = [request(place, seeds=range(2), max_tokens=60) for place in range(12)]
@@ -69,11 +72,12 @@ def test_publishing_while_requests_run_leaves_no_version_wrong_and_no_request_be
 
     async def publish_under_load() -> list[list[Completion]]:
         answers = [asyncio.create_task(collect(engine, one)) for one in asked]
-        for version in range(1, 81):
-            await collect(engine, request(0, max_tokens=1))  # the others make tokens meanwhile
-            engine.load_weights(version, models[version % 6].named_parameters())
-            if all(answer.done() for answer in answers):
-                answers += [asyncio.create_task(collect(engine, one)) for one in asked]
+        with short_runs:
+            for version in range(1, 81):
+                await collect(engine, request(0, max_tokens=1))  # the others make tokens meanwhile
+                engine.load_weights(version, models[version % 6].named_parameters())
+                if all(answer.done() for answer in answers):
+                    answers += [asyncio.create_task(collect(engine, one)) for one in asked]
         return await asyncio.gather(*answers)
 
     completions = asyncio.run(publish_under_load())
@@ -90,7 +94,7 @@ def test_publishing_while_requests_run_leaves_no_version_wrong_and_no_request_be
 
 
 def test_publishes_and_sleeps_while_requests_run_keep_each_token_by_the_version_that_it_names(
-    engine: ReplicatedEngine,
+    engine: ReplicatedEngine, short_runs: ShortRuns
 ) -> None:
     """Answers that are aborted, kept and continued, among others that a publish meets as they run."""
     models = [changed(version) for version in range(6)]
@@ -100,14 +104,15 @@ def test_publishes_and_sleeps_while_requests_run_keep_each_token_by_the_version_
 
     async def publish_under_load() -> dict[asyncio.Task[list[Completion]], tuple[Request, int]]:
         answers: dict[asyncio.Task[list[Completion]], tuple[Request, int]] = {}
-        for version in range(1, 41):
-            if all(answer.done() for answer in answers):
-                answers |= {asyncio.create_task(collect(generation, one)): (one, version - 1) for one in asked}
-            await collect(generation, request(0, max_tokens=1 + version % 7))  # the others make tokens meanwhile
-            if version % 2:
-                generation.pause()
-            engine.load_weights(version, models[version % 6].named_parameters())
-            generation.resume()
+        with short_runs:
+            for version in range(1, 41):
+                if all(answer.done() for answer in answers):
+                    answers |= {asyncio.create_task(collect(generation, one)): (one, version - 1) for one in asked}
+                await collect(generation, request(0, max_tokens=1 + version % 7))  # the others make tokens meanwhile
+                if version % 2:
+                    generation.pause()
+                engine.load_weights(version, models[version % 6].named_parameters())
+                generation.resume()
         await asyncio.wait(answers)
         return answers
 
