@@ -2,9 +2,9 @@
 
     python benchmarks/scale.py [engines] [metrics] [rows] [tokens]      (ten minutes; 6 GiB of memory)
 
-Each line is a program of its own: its CPU-seconds and its peak of memory, both less those of the same program with next
-to nothing to do, and the seconds over those of the line above, where the size is four or ten times that one's: what is
-linear stays below the size's factor.
+Each line is a program of its own: its CPU-seconds, how many of them the system took (most of that to hand out memory),
+and its peak of memory, all less those of the same program with next to nothing to do, and the seconds over those of the
+line above, where the size is four or ten times that one's: what is linear stays below the size's factor.
 
 engines   a simulated run of eight steps (`tandem simulate`), four answers to a prompt and a prompt for each engine
 metrics   `tandem runs` and the report of a run of so many steps with 43 metrics each
@@ -92,14 +92,14 @@ def tokens(size: int, _: Path) -> list[str]:
 KINDS: dict[str, list[tuple[Callable[[int, Path], list[str]], int, tuple[int, ...]]]] = {
     "engines": [(engines, 4, (16, 64, 256, 1024, 4096))],
     "metrics": [(metrics, 1, (1_000, 10_000, 100_000)), (report, 1, (1_000, 10_000, 100_000))],
-    "rows": [(rows, 1024, (100_000, 1_000_000, 10_000_000))],
+    "rows": [(rows, 1024, (1_000_000, 10_000_000, 100_000_000))],
     "tokens": [(tokens, 8 * 4096, (2**20, 2**22, 2**24))],
 }
 """By what grows: the program, the size of next to nothing, the sizes."""
 
 
-def measured(command: list[str], directory: Path) -> tuple[float, float]:
-    """CPU-seconds, and the peak of memory in MiB."""
+def measured(command: list[str], directory: Path) -> tuple[float, float, float]:
+    """CPU-seconds, those of them in the system, and the peak of memory in MiB."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with (directory / "output").open("w+") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
@@ -107,26 +107,27 @@ def measured(command: list[str], directory: Path) -> tuple[float, float]:
         if status:
             output.seek(0)
             raise SystemExit(f"{' '.join(command)}:\n{output.read()}")
-    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+    return used.ru_utime + used.ru_stime, used.ru_stime, used.ru_maxrss / 1024
 
 
 def lines(chosen: list[str], small: bool, directory: Path) -> Iterator[str]:
     for kind in chosen:
         for program, least, sizes in KINDS[kind]:
-            empty_s, empty_mib = measured(program(least, directory), directory)
+            empty_s, empty_system_s, empty_mib = measured(program(least, directory), directory)
             before: float | None = None
             for size in sizes[:1] if small else sizes:
-                cpu_s, mib = measured(program(size, directory), directory)
+                cpu_s, system_s, mib = measured(program(size, directory), directory)
                 growth = "" if before is None else f"{(cpu_s - empty_s) / before:.1f}x"
                 before = max(cpu_s - empty_s, 1e-3)
-                yield f"| {program.__name__} | {size:,} | {cpu_s - empty_s:.2f} | {growth} | {mib - empty_mib:.0f} |"
+                seconds = f"{cpu_s - empty_s:.2f} | {growth} | {system_s - empty_system_s:.2f}"
+                yield f"| {program.__name__} | {size:,} | {seconds} | {mib - empty_mib:.0f} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", choices=[*KINDS, []], help="default: all")
     arguments = parse_arguments(parser)
-    print("| program | size | CPU-s | over the line above | MiB |\n| --- | --- | --- | --- | --- |")
+    print("| program | size | CPU-s | over the line above | of it the system | MiB |\n|" + 6 * " --- |")
     with tempfile.TemporaryDirectory() as directory:
         for line in lines(arguments.kinds or list(KINDS), arguments.small, Path(directory)):
             print(line, flush=True)

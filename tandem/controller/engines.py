@@ -133,10 +133,9 @@ class Engines:
                 if self._goes_on[engine.number] or (self._is_idle[engine.number] and engine.own):
                     self._give(engine)
         elif not self.paused:
-            after = 0
-            while len(takers := np.flatnonzero(self._takers()[after:])):
-                after += int(takers[0]) + 1
-                self._give(self._engines[after - 1])
+            while len(takers := np.flatnonzero(self._takers())):
+                for number in takers.tolist():
+                    self._give(self._engines[number])
 
     def take_idle_s(self) -> float:
         """Seconds since the last call of this that an engine had nothing to do, on average."""
@@ -167,8 +166,9 @@ class Engines:
         """The engines between two slices that go on, or begin the next ask."""
         if not self._waiting:
             return self._goes_on
-        waiting = self._samples * len(self._waiting)
-        return self._goes_on | self._balance.takers(self._is_idle, self._slots, self._room, waiting, self._samples)
+        waiting, runs = self._samples * len(self._waiting), self._in_call > 0
+        takers = self._balance.takers(self._is_idle, self._slots, self._room, waiting, self._samples, runs)
+        return self._goes_on | takers
 
     def _next(self, engine: _Engine, first: bool) -> int | None:
         """The ask that the engine should start now, whole or in part; `first`: it has nothing else."""

@@ -206,9 +206,9 @@ class RolloutProducer:
     def _groups_so_far(self) -> list[Group]:
         """Those of the draws that the next step has whatever is replaced, as far as they are answered: with the scores
         that have come."""
-        known = {draw: groups[0] for draw, groups in self._untaken.items()} | self._scoring.so_far()
         first = range(self.cursor, self.cursor + self._rules.groups_per_step)
-        return [known[draw] for draw in first if draw in known]
+        groups = (self._untaken[n][0] if n in self._untaken else self._scoring.so_far(n) for n in first)
+        return [group for group in groups if group is not None]
 
     def _go_on(self) -> None:
         self._engines.paused = False

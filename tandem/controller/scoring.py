@@ -22,6 +22,8 @@ from tandem.signals import REWARDS_S, waits_in_vain
 from tandem.types import Group, Trajectory
 
 _LOOK_S = 0.5
+_LOOKING_SHARE = 0.02
+"""Of the time, spent on looks at most: each takes the longer the more prompts a step has."""
 
 
 class Answers(NamedTuple):
@@ -87,11 +89,14 @@ class GroupScoring:
         self.groups[draw] = groups
         self._scored()
 
-    def so_far(self) -> dict[int, Group]:
-        """The groups that are scored, and those that are being scored with the scores that have come."""
+    def so_far(self, draw: int) -> Group | None:
+        """A draw's group, or one that is being scored with the scores that have come; None where its answers lack."""
+        if draw in self.groups:
+            return self.groups[draw][0]
+        if draw not in self._submitted:
+            return None
         assert self._submits_to is not None
-        known = {draw: groups[0] for draw, groups in self.groups.items()}
-        return known | {draw: self._submits_to.so_far(one.siblings) for draw, one in self._submitted.items()}
+        return self._submits_to.so_far(self._submitted[draw].siblings)
 
     def all_answered(self, draws: Iterable[int]) -> bool:
         """Nothing but scores lacks of these draws."""
@@ -154,8 +159,9 @@ class ScoresLookedAt:
             raise StepGivenUp(f"the rewards are not there {REWARDS_S:g} s later")
         if now < self._next:
             return
-        self._next = now + _LOOK_S
         groups = self._groups_so_far()
         if self._progress is not None:
             self._progress.tell(groups)
         self._scoring.check_share_early(groups)
+        ended = time.monotonic()
+        self._next = ended + max(_LOOK_S, (ended - now) / _LOOKING_SHARE)

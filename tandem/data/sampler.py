@@ -138,17 +138,48 @@ class _Order:
         self._length = length
         self._shuffle = shuffle
         self._seed = seed
-        self._epoch = (0, self._order_of(0))
+        self._epoch = -1
+        self._shuffled: _ShuffledRows | None = None
 
     def row(self, position: int) -> int:
         epoch, index = divmod(position, self._length)
-        if self._epoch[0] != epoch:
-            self._epoch = (epoch, self._order_of(epoch))
-        return int(self._epoch[1][index])
-
-    def _order_of(self, epoch: int) -> IntArray:
         if not self._shuffle:
-            return np.arange(self._length)
+            return index
+        if self._shuffled is None or self._epoch != epoch:
+            self._epoch, self._shuffled = epoch, _ShuffledRows(self._length, (*self._seed, epoch))
+        return self._shuffled.row(index)
+
+
+class _ShuffledRows:
+    """Rows by rising random keys, equal keys by row. Only a window of them is sorted at a time, that of the index asked
+    for last, so that a row costs the same however many there are, and a large set starts at once."""
+
+    _WINDOW = 1 << 18
+
+    def __init__(self, length: int, seed: tuple[int, ...]):
         # Raw bits, whose stream numpy never changes, where that of Generator.permutation may differ between versions.
-        keys = np.random.Philox(np.random.SeedSequence([*self._seed, epoch])).random_raw(self._length)
-        return np.argsort(keys, kind="stable")
+        self._keys = np.random.Philox(np.random.SeedSequence([*seed])).random_raw(length)
+        self._shift = 64 - min(max(length.bit_length() - 10, 1), 16)
+        """Keys that are equal without these last bits are one bucket, of about a thousand; a window is whole ones."""
+        self._until = np.zeros(1 << (64 - self._shift), dtype=np.int64)
+        """By bucket: how many rows it and those before it hold."""
+        for first in range(0, length, 1 << 20):
+            buckets = (self._keys[first : first + (1 << 20)] >> np.uint64(self._shift)).astype(np.int64)
+            self._until += np.bincount(buckets, minlength=len(self._until))
+        np.cumsum(self._until, out=self._until)
+        self._first = 0
+        self._window: IntArray = np.zeros(0, dtype=np.int64)
+
+    def row(self, index: int) -> int:
+        if not 0 <= index - self._first < len(self._window):
+            self._sort_window(index)
+        return int(self._window[index - self._first])
+
+    def _sort_window(self, index: int) -> None:
+        """Of the bucket that holds the index and those that follow."""
+        bucket = int(np.searchsorted(self._until, index, side="right"))
+        self._first = int(self._until[bucket - 1]) if bucket else 0
+        last = min(int(np.searchsorted(self._until, self._first + self._WINDOW)), len(self._until) - 1)
+        least, most = np.uint64(bucket << self._shift), np.uint64(((last + 1) << self._shift) - 1)
+        rows = np.flatnonzero((self._keys >= least) & (self._keys <= most))
+        self._window = rows[np.argsort(self._keys[rows], kind="stable")]

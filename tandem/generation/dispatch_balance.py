@@ -50,7 +50,7 @@ class Balance:
 
     To look at all engines takes a time that grows with their number, and engines ask as often as there are engines. So
     until when an engine has to be through is found for all of them together, and again once more than one of 64 has
-    changed. Below 64 engines that is with each change.
+    changed, or nothing runs whose end would change one. Below 64 engines that is with each change.
 
     `slots`, `[engines]`: how many samples each runs side by side; `room`: how many more it could begin, below 0 where
     some wait. `waiting`: samples that wait, of which `size` are given out together.
@@ -80,15 +80,18 @@ class Balance:
         return (load + min(load, int(slots[engine]))) / float(self._speeds[engine]) <= float(self._latest_ends[engine])
 
     def takers(
-        self, asking: NDArray[np.bool_], slots: NDArray[np.int64], room: NDArray[np.int64], waiting: int, size: int
+        self,
+        asking: NDArray[np.bool_],
+        slots: NDArray[np.int64],
+        room: NDArray[np.int64],
+        waiting: int,
+        size: int,
+        something_runs: bool,
     ) -> NDArray[np.bool_]:
-        """For each engine whether it asks and takes them; where none does, as all engines are now."""
-        for most_changes in (len(slots) // _LOOKED_AT_AGAIN, 0):
-            self._look(slots, room, waiting, size, if_more_than=most_changes)
-            takes = asking & (_work(slots - room + size, slots) / self._speeds <= self._latest_ends)
-            if takes.any():
-                break
-        return takes
+        """For each engine whether it asks and takes them. Some engine does where all ask and nothing runs."""
+        most_changes = len(slots) // _LOOKED_AT_AGAIN if something_runs else 0
+        self._look(slots, room, waiting, size, if_more_than=most_changes)
+        return asking & (_work(slots - room + size, slots) / self._speeds <= self._latest_ends)
 
     def _look(
         self, slots: NDArray[np.int64], room: NDArray[np.int64], waiting: int, size: int, if_more_than: int

@@ -31,7 +31,7 @@ def test_every_part_runs_and_is_in_the_table(tmp_path: Path) -> None:
         tmp_path,
         one="0 fine",
         two=f"1 {broken}\n==== 3 failed, 4 passed in 2s ====",
-        three=f"0 {skip}\n== 5 passed in 1s ==",
+        three=f"0 {skip}\n== 5 passed in 1s ==\na library's complaint as it ends",
     )
     assert ended.returncode == 1
     _, skipped, failed, summary = ended.stdout.rsplit("=== ", 3)

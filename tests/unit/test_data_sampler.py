@@ -3,6 +3,7 @@
 import json
 from itertools import chain, islice
 
+import numpy as np
 import pytest
 
 from tandem.data.sampler import Sampler
@@ -37,6 +38,18 @@ def test_orders_differ_between_epochs_and_seeds_and_repeat_with_the_seed() -> No
 def test_the_order_is_the_same_on_every_machine() -> None:
     # Philox and SeedSequence are counted integer arithmetic: these numbers hold wherever and whenever this runs.
     assert draw(Sampler(10, 10, True, seed=0), 2) == [[0, 8, 9, 3, 7, 5, 1, 2, 6, 4], [3, 7, 4, 2, 9, 8, 1, 6, 5, 0]]
+
+
+@pytest.mark.parametrize("length", [1, 2, 1023, 5000, 70_000])
+def test_the_order_is_that_of_all_keys_however_few_are_sorted_at_a_time(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.data.sampler._ShuffledRows._WINDOW", 700)
+    keys = np.random.Philox(np.random.SeedSequence([3, 0])).random_raw(length)
+    expected = np.argsort(keys, kind="stable").tolist()
+    sampler = Sampler(length, length, shuffle=True, seed=3)
+    assert draw(sampler, 1) == [expected]
+    assert sampler.row(length // 2) == expected[length // 2], "one of a window before"
 
 
 def test_steps_for_rounds_up() -> None:

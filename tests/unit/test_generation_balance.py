@@ -116,7 +116,7 @@ def test_what_is_not_looked_at_again_is_nearly_what_is() -> None:
     balance.throughput = OfSpeeds(speeds)
     room, waiting = slots.copy(), 100_000
     while waiting:
-        takes = balance.takers(np.ones(256, dtype=np.bool_), slots, room, waiting, 8)
+        takes = balance.takers(np.ones(256, dtype=np.bool_), slots, room, waiting, 8, something_runs=False)
         assert takes.any()
         for engine in dice.sample(range(256), 256):
             if waiting and takes[engine] and balance.takes_next(engine, slots, room, waiting, 8):
@@ -140,6 +140,22 @@ def test_looking_again_costs_little_more_with_sixteen_times_the_engines() -> Non
                 balance.changed()
         looks.append(throughput.looks)
     assert 100 < looks[1] <= 2 * looks[0]
+
+
+def test_engines_that_may_not_take_what_waits_do_not_look_again_while_others_run() -> None:
+    """Of 1,024 engines four work off what they have, all others are idle, and too slow for what waits."""
+    speeds = [*[100.0] * 4, *[0.01] * 1020]
+    balance, slots, asking = Balance(1024), np.full(1024, 8), np.arange(1024) >= 4
+    throughput = balance.throughput = CountedThroughput(1024)
+    throughput.relative = lambda: CountedThroughput.relative(throughput) * speeds
+    room = slots - 8 * ~asking
+    for _ in range(160):
+        assert not balance.takers(asking, slots, room, 8, 8, something_runs=True).any()
+        balance.changed()
+    assert throughput.looks == 160 // (1024 // 64 + 1) + 1
+    room[:4] = 8
+    balance.changed()
+    assert balance.takers(~asking, slots, room, 8, 8, something_runs=False).any()
 
 
 class CountedThroughput(EngineThroughput):
