@@ -96,13 +96,14 @@ class CheckpointStore:
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
     @contextmanager
-    def write(self, step: int, best: bool = False) -> Iterator[Draft]:
+    def write(self, step: int, best_step: int | None = None) -> Iterator[Draft]:
         """The draft of a checkpoint, in a temporary directory, to fill; on a clean exit a thread begins to complete it.
 
         First it waits for the one before. When it is complete, it is the checkpoint of `step` and the latest one, and
-        older ones beyond `keep_last` are deleted, except the best; so are those of later steps, which a run that went
-        back to an earlier checkpoint has left behind. After an exception everything is as before, or, from when the old
-        ones are being deleted, the checkpoint is there. TandemError where the disk is full.
+        older ones beyond `keep_last` are deleted, except that of `best_step`, the best one; so are those of later
+        steps, which a run that went back to an earlier checkpoint has left behind. After an exception everything is as
+        before, or, from when the old ones are being deleted, the checkpoint is there. TandemError where the disk is
+        full.
         """
         self.finish()
         final = self._final(step)
@@ -115,7 +116,7 @@ class CheckpointStore:
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise self._told(error, step) from error
-        self._writing = _Write(step, draft, lambda: self._complete(draft, step, best))
+        self._writing = _Write(step, draft, lambda: self._complete(draft, step, best_step))
 
     def copy(self, checkpoint: Path) -> None:
         """Begin to copy to `remote` the checkpoint that a run goes on from, where a copy failed or was cut short."""
@@ -170,7 +171,7 @@ class CheckpointStore:
             while writing.thread.is_alive() and not writing.draft.whole.is_set():
                 writing.thread.join(_TURN_S)
 
-    def _complete(self, draft: Draft, step: int, best: bool) -> None:
+    def _complete(self, draft: Draft, step: int, best_step: int | None) -> None:
         temporary = draft.directory
         try:
             files = draft.complete()
@@ -185,8 +186,8 @@ class CheckpointStore:
             replaced = _hidden(final)
         os.rename(temporary, final)
         sync(self.directory)
-        for pointer in ["best", "latest"] if best else ["latest"]:  # a run killed between the two repeats the step
-            write_text(self.directory / pointer, final.name + "\n")
+        self._point_to_best(step, best_step)
+        write_text(self.directory / "latest", final.name + "\n")  # a run killed before it repeats the step
         if replaced is not None:
             shutil.rmtree(replaced)
         self._prune(step)
@@ -257,6 +258,15 @@ class CheckpointStore:
         if earlier and self._named("latest") == replaced:
             write_text(self.directory / "latest", max(earlier, key=step_of) + "\n")
         if self._named("best") == replaced:
+            (self.directory / "best").unlink()
+
+    def _point_to_best(self, step: int, best_step: int | None) -> None:
+        """A run that went back may find the best one of before again, and must not keep one of steps that are gone."""
+        best, named = None if best_step is None else self._final(best_step), self._named("best")
+        if best is not None and best.exists():
+            if best != named:
+                write_text(self.directory / "best", best.name + "\n")
+        elif named is not None and (best is not None or step_of(named.name) > step):
             (self.directory / "best").unlink()
 
     def _prune(self, step: int) -> None:

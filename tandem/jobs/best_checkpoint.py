@@ -23,15 +23,17 @@ class BestValue:
         by_name = "min" if lower_is_better(trainer.best_metric or "") else "max"
         self._mode = trainer.best_mode or by_name
         self._value: float | None = None
+        self.step: int | None = None
+        """After which it was measured; None before the first value."""
 
-    def improves(self, metrics: StepMetrics) -> bool:
-        """Takes the value in the metrics if it is better than all before. NaN never is."""
+    def improves(self, metrics: StepMetrics, step: int) -> bool:
+        """Takes the value in the metrics of a step if it is better than all before. NaN never is."""
         value = metrics.get(self._metric) if self._metric else None
         if value is None or math.isnan(value):
             return False
         if self._value is not None and (value >= self._value if self._mode == "min" else value <= self._value):
             return False
-        self._value = value
+        self._value, self.step = value, step
         return True
 
     def expect_in(self, metrics: StepMetrics, *, validation: bool) -> None:
@@ -49,9 +51,9 @@ class BestValue:
 
     def state(self) -> dict[str, Any]:
         """What `load_state` needs; plain enough for JSON."""
-        return {"metric": self._metric, "mode": self._mode, "value": self._value}
+        return {"metric": self._metric, "mode": self._mode, "value": self._value, "step": self.step}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint; the value of another metric, which a resumed run may name, does not count."""
         if (state["metric"], state["mode"]) == (self._metric, self._mode):
-            self._value = state["value"]
+            self._value, self.step = state["value"], state.get("step")

@@ -192,7 +192,7 @@ class _Attempt:
                 except StepGivenUp as error:
                     print(f"{self._told_to_stop}: step {self._position.step + 1} is given up: {error}", flush=True)
                 if self._position.step > self._position.saved_step:
-                    self._save(best=False)
+                    self._save()
                 self._store.finish()
                 self._tell_saved()
             ended = "finished" if self._position.step >= job.total_steps else "stopped"
@@ -246,11 +246,11 @@ class _Attempt:
         position.step = step
         if step == 1:
             self._best.expect_in(metrics, validation=False)
-        best = self._best.improves(metrics)
+        best = self._best.improves(metrics, step)
         self._record(step, metrics)  # before the checkpoint: a resumed run repeats a record, but never lacks one
         late = 0 < trainer.save_every_s <= time.monotonic() - position.saved_at
         if best or late or self._is_due(step, trainer.save_every):
-            self._save(best)
+            self._save()
         self._callbacks.stepped(step, metrics)
         if validated:
             self._callbacks.evaluated(step, validated)
@@ -260,7 +260,7 @@ class _Attempt:
         is_behind = self._position.step > self._position.saved_step
         with suppress(TandemError):  # what ends the run is told; a rank that is gone ends this at once
             if lost.trainer_is_whole and is_behind:
-                self._save(best=False)
+                self._save()
             self._store.finish()
             if lost.trainer_is_whole and is_behind:
                 print(f"saved after step {self._position.step}: workers were lost, and the trainer was not", flush=True)
@@ -286,14 +286,14 @@ class _Attempt:
     def _is_due(self, step: int, every: int) -> bool:
         return every > 0 and (step == self._job.total_steps or step % every == 0)
 
-    def _save(self, best: bool) -> None:
+    def _save(self) -> None:
         position = self._position
         begin("checkpoint")
         start = time.monotonic()
         self._store.finish()
         self._tell_saved()
         self._saving = {"time/checkpoint_wait_s": time.monotonic() - start}
-        with self._store.write(position.step, best) as draft:
+        with self._store.write(position.step, self._best.step) as draft:
             self._job.save(draft)
             kinds = self._config.training.type, self._best.state(), special_optimizers(self._config)
             Progress(position.step, self._job.total_steps, *kinds).write(draft.directory)

@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 def improvements(values: list[float], **trainer: str) -> list[bool]:
     """Which of the values, one after the other, is better than all before."""
     best = BestValue(TrainerConfig(run_dir=Path("r"), steps=1, **trainer))
-    return [best.improves({trainer["best_metric"]: value}) for value in values]
+    return [best.improves({trainer["best_metric"]: value}, step) for step, value in enumerate(values, 1)]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_which_value_is_best_follows_from_the_name(metric: str, lowest: bool) ->
 def test_what_is_no_number_is_never_best() -> None:
     assert improvements([math.nan, 1.0, math.nan, 2.0], best_metric="reward/mean") == [False, True, False, True]
     best = BestValue(TrainerConfig(run_dir=Path("r"), steps=1, best_metric="reward/mean"))
-    assert not best.improves({"reward/max": 1.0})
+    assert not best.improves({"reward/max": 1.0}, 1)
 
 
 def test_a_resumed_run_goes_on_comparing_the_same_metric() -> None:
@@ -47,11 +47,12 @@ def test_a_resumed_run_goes_on_comparing_the_same_metric() -> None:
         return TrainerConfig(run_dir=Path("r"), steps=1, best_metric=metric)
 
     before = BestValue(trainer("reward/mean"))
-    before.improves({"reward/mean": 0.5})
+    before.improves({"reward/mean": 0.5}, 3)
     for metric, improves in (("reward/mean", False), ("reward/max", True)):
         after = BestValue(trainer(metric))
         after.load_state(before.state())
-        assert after.improves({metric: 0.4}) is improves
+        assert after.improves({metric: 0.4}, 4) is improves
+        assert after.step == (4 if improves else 3)
 
 
 def test_a_mode_needs_a_metric() -> None:

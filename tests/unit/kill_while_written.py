@@ -61,7 +61,7 @@ def train(run: Path, told: int) -> None:
 
 
 def save(store: CheckpointStore, step: int, ranks: list[tuple[dict[str, torch.Tensor], HostCopies]]) -> None:
-    with store.write(step, best=step % 2 == 0) as draft:
+    with store.write(step, None if step % 2 else step) as draft:
         for rank, (state, copies) in enumerate(ranks):
             copied = {name: copies.copy(name, tensor) for name, tensor in state.items()}
             files = [TensorFile(draft.directory / f"{name}_{rank}.safetensors", {name: copied[name]}) for name in NAMES]

@@ -36,7 +36,7 @@ def store_of(run: Path, url: str, keep_last: int = 2) -> CheckpointStore:
 
 
 def save(store: CheckpointStore, step: int, best: bool = False) -> None:
-    with store.write(step, best) as draft:
+    with store.write(step, step if best else None) as draft:
         for part in ("model", "state"):
             (draft.directory / part).mkdir()
             (draft.directory / part / "data.bin").write_text(f"{part} of {step}")

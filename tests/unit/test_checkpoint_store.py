@@ -23,7 +23,7 @@ def fill(directory: Path, content: str) -> None:
 
 
 def save(store: CheckpointStore, step: int, content: str = "first", best: bool = False) -> None:
-    with store.write(step, best) as draft:
+    with store.write(step, step if best else None) as draft:
         fill(draft.directory, content)
     store.finish()
 
@@ -112,6 +112,22 @@ def test_going_back_to_an_earlier_checkpoint_drops_the_later_ones(tmp_path):
     save(store, 10, "second")
     assert names(tmp_path) == ["latest", "step_000005", "step_000010"]
     assert (tmp_path / "checkpoints/step_000010/model/data.bin").read_text() == "model second"
+
+
+def test_a_run_that_goes_back_has_the_best_of_the_steps_that_are_left(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=5)
+    best = store.directory / "best"
+    for step, best_step in ((5, 5), (10, 5), (15, 15)):
+        with store.write(step, best_step) as draft:
+            (draft.directory / "state").write_text("")
+        store.finish()
+    assert best.read_text() == "step_000015\n"
+    for step, best_step, expected in ((12, 5, "step_000005\n"), (13, 13, "step_000013\n"), (11, 3, None)):
+        with store.write(step, best_step) as draft:  # from 10 on, the same again, and where that of step 3 is gone
+            (draft.directory / "state").write_text("")
+        store.finish()
+        assert (best.read_text() if best.exists() else None) == expected
+        assert not (store.directory / "step_000015").exists()
 
 
 def test_a_checkpoint_that_takes_the_place_of_the_best_is_the_best_only_if_it_is_said_to_be(tmp_path):
@@ -276,7 +292,7 @@ sys.addaudithook(lambda event, arguments: operation() if event in EVENTS else No
 os.fsync = lambda descriptor: operation()  # the kernel outlives the process: nothing need reach the disk
 
 def save(store, step, content, best=False):
-    with store.write(step, best) as draft:
+    with store.write(step, step if best else None) as draft:
         for part in ("model", "state"):
             (draft.directory / part).mkdir()
             (draft.directory / part / "data.bin").write_text(f"{part} {content}")
