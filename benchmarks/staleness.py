@@ -116,8 +116,8 @@ def learn(roles: Roles, algorithm: Algorithm, config: TrainConfig, groups: list[
     before the step, as it would be with fresh answers."""
     batch = to_batch(groups)
     with placed_step(batch, algorithm, config, step) as placed:
-        if placed.ratio.anchor is Anchor.OWN_PASS:
-            placed.ratio = RatioPlan(Anchor.TRAINER, TrainerPass.BEFORE_UPDATE)
+        if placed.ratio_plan.anchor is Anchor.OWN_PASS:
+            placed.ratio_plan = RatioPlan(Anchor.TRAINER, TrainerPass.BEFORE_UPDATE)
         prepare(roles, algorithm, placed)
         compute_advantages(algorithm, groups, batch, (config.trainer.seed, step))
         metrics = update(roles.actor, roles.critic, algorithm, placed, config)

@@ -251,12 +251,14 @@ class FakeRewards:
         self._seed = seed
         self.by_step = world.by_step
 
-    def submit(self, siblings: list[list[Trajectory]], step: int, done: Callable[[list[Group]], None]) -> None:
+    def submit(self, answers_by_prompt: list[list[Trajectory]], step: int, done: Callable[[list[Group]], None]) -> None:
         cluster = self._world.cluster
-        cluster.at(cluster.now + self._world.score_s(), lambda: done(self.score(siblings, step)))
+        cluster.at(cluster.now + self._world.score_s(), lambda: done(self.score(answers_by_prompt, step)))
 
-    def score(self, siblings: list[list[Trajectory]], step: int) -> list[Group]:
-        return [Group(group, [self._score(one, place) for place, one in enumerate(group)]) for group in siblings]
+    def score(self, answers_by_prompt: list[list[Trajectory]], step: int) -> list[Group]:
+        return [
+            Group(group, [self._score(one, place) for place, one in enumerate(group)]) for group in answers_by_prompt
+        ]
 
     def so_far(self, siblings: list[Trajectory]) -> Group:
         return Group(siblings, [Score(None, failure=Status.NOT_SCORED) for _ in siblings])

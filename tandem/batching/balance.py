@@ -65,4 +65,6 @@ def row_costs(batch: Batch, units_B: IntArray, cost: RowCost) -> Floats:
     first_B = np.zeros(len(batch), dtype=np.bool_)
     first_B[np.unique(unit_and_prompt_B, return_index=True)[1]] = True
     of_prompts = cost.of_tokens(np.zeros_like(prompts), prompts) * first_B
-    return of_prompts + cost.of_tokens(prompts, prompts + answers) + cost.scored * batch.tokens_by_row(batch.loss_mask)
+    return (
+        of_prompts + cost.of_tokens(prompts, prompts + answers) + cost.predicted * batch.tokens_by_row(batch.loss_mask)
+    )

@@ -403,8 +403,8 @@ def _pack(batch: Batch, paths: Mapping[int, Path], rows_R: IntArray) -> MicroBat
     # Response token i of a row is predicted at answer token i - 1 of the answer that stands for the row's own, or for
     # i = 0 at the last token of the prompt.
     row_T, place_T = _rows_and_places(response_lengths_R)
-    scored_T = batch.loss_mask[response_starts_R[row_T] + place_T]
-    row_S, place_S = row_T[scored_T], place_T[scored_T]
+    predicted_T = batch.loss_mask[response_starts_R[row_T] + place_T]
+    row_S, place_S = row_T[predicted_T], place_T[predicted_T]
     source_S = response_starts_R[row_S] + place_S
     prompt_ends_R = offsets[prompts.last_P[prompt_R] + 1]
     answer_begins_R = offsets[len(prompts.lengths) + has_segment_R.cumsum() - 1]

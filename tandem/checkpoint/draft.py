@@ -19,7 +19,7 @@ from tandem.files import sync, write_text
 
 T = TypeVar("T")
 _THREADS = 4
-_TURN_S = 0.01
+_POLL_S = 0.01
 """Between two looks for the ranks' seals."""
 Seals = dict[str, dict[str, Any]]
 """Size and SHA-256 of files, by their path within the checkpoint."""
@@ -34,7 +34,7 @@ class Draft:
     """What is there of a checkpoint, and what is still to come."""
 
     directory: Path
-    """Has all small files when the pause for the copy is over."""
+    """Has the controller's records when the pause for the copy is over; ranks and `writes` fill in the rest."""
     seals: list[Path] = field(default_factory=list[Path])
     """One for each rank that writes files."""
     writes: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
@@ -59,7 +59,7 @@ class Draft:
         for write in self.writes:
             write()
         while not all(path.exists() for path in self.seals):
-            self.abandoned.wait(_TURN_S)
+            self.abandoned.wait(_POLL_S)
             self.raise_if_abandoned()
         found: Seals = {}
         for path in self.seals:

@@ -29,7 +29,7 @@ from tandem.errors import TandemError, UserError
 from tandem.files import sync, sync_tree, temporary_name, write_text
 from tandem.stored import parse_json, read_pointer, read_text
 
-_TURN_S = 0.005
+_POLL_S = 0.005
 """Between two looks at what the caller has to do meanwhile."""
 _ASK_S = 0.2
 """While the write is waited for, between two questions to the ranks."""
@@ -160,7 +160,7 @@ class CheckpointStore:
                 print(f"waiting for the checkpoint of step {writing.step}: {self._done(writing.draft)}", flush=True)
                 say_at = now + _LINE_S
             self._meanwhile()
-            writing.thread.join(_TURN_S)
+            writing.thread.join(_POLL_S)
 
     def abandon(self) -> None:
         """Give up what is being written, unless its files are all there: then it becomes a checkpoint all the same. A
@@ -169,7 +169,7 @@ class CheckpointStore:
         if writing is not None:
             writing.draft.abandoned.set()
             while writing.thread.is_alive() and not writing.draft.whole.is_set():
-                writing.thread.join(_TURN_S)
+                writing.thread.join(_POLL_S)
 
     def _complete(self, draft: Draft, step: int, best_step: int | None) -> None:
         temporary = draft.directory

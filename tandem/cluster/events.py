@@ -1,6 +1,6 @@
 """What `watch` of every cluster has in common: calls under way, callbacks of those that are answered, and sources.
 
-watch --answer of a rank--> PendingCall --all ranks have answered--> due --run--> callbacks, then EventSource.turn
+watch --answer of a rank--> PendingCall --all ranks have answered--> due --run--> callbacks, then EventSource.poll
 """
 
 from collections import deque
@@ -51,7 +51,7 @@ class Events:
 
     def patience_s(self, timeout_s: float | None, under_way: bool) -> float:
         """How long `watch` may wait: not at all where a callback is due, or nothing is under way."""
-        assert not self._running, "a callback or a source's turn waits: it may only submit"
+        assert not self._running, "a callback or a source's poll waits: it may only submit"
         if self._due or not under_way:
             return 0.0
         return _LOOK_S if timeout_s is None else min(_LOOK_S, timeout_s)
@@ -61,12 +61,12 @@ class Events:
         self._due.clear()
 
     def run(self) -> None:
-        """Run the callbacks that are due, but not those that become due meanwhile; then give each source a turn."""
+        """Run the callbacks that are due, but not those that become due meanwhile; then poll each source."""
         self._running = True
         try:
             for _ in range(len(self._due)):
                 self._due.popleft()()
             for source in list(self.sources):
-                source.turn()
+                source.poll()
         finally:
             self._running = False

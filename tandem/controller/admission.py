@@ -27,7 +27,7 @@ from typing import Self
 class Timing(Enum):
     """Whether what is asked, and of which version, may depend on how long things take."""
 
-    ROUNDS = auto()
+    REPRODUCIBLE = auto()
     """It does not: a publish waits for what runs, and what is dropped is replaced when nothing is under way."""
     FREE = auto()
     """A publish falls into answers that are being made, and what is dropped is replaced at once."""
@@ -52,7 +52,7 @@ class RolloutRules:
 
     @property
     def timing(self) -> Timing:
-        return Timing.FREE if self.max_staleness and self.partial_rollouts else Timing.ROUNDS
+        return Timing.FREE if self.max_staleness and self.partial_rollouts else Timing.REPRODUCIBLE
 
     @property
     def answers_per_step(self) -> int:
@@ -129,7 +129,7 @@ class Admission:
             in_step = self.dropped_in_step if kept % self.rules.groups_per_step else 0
             return replace(self, decided=self.decided + 1, kept=kept, dropped_in_step=in_step), True
         then = replace(self, decided=self.decided + 1, dropped_in_step=self.dropped_in_step + 1)
-        return then if self.rules.timing is Timing.ROUNDS else then.replace_dropped(), False
+        return then if self.rules.timing is Timing.REPRODUCIBLE else then.replace_dropped(), False
 
     def take(self) -> Self:
         """A step takes the oldest groups that are kept."""

@@ -86,16 +86,16 @@ def refresh_reference(roles: Roles, config: TrainConfig, step: int) -> None:
     """Let the reference take up the weights that the step has trained, where it is time."""
     kl = config.algorithm.kl
     if isinstance(roles.reference, MovingReference) and step % kl.refresh_steps == 0:
-        roles.reference.approach_policy(kl.refresh_share).get()
+        roles.reference.approach_actor(kl.refresh_share).get()
 
 
 def prepare(roles: Roles, algorithm: Algorithm, placed: PlacedStep) -> None:
     """Fill the columns that models compute from the trajectories; pools that differ compute at the same time.
-    `placed.ratio` says which log-probs are those of the old policy."""
+    `placed.ratio_plan` says which log-probs are those of the old policy."""
     tokens = placed.batch.tokens
-    if placed.ratio.anchor is Anchor.ENGINE:
+    if placed.ratio_plan.anchor is Anchor.ENGINE:
         tokens.old_logprobs = tokens.rollout_logprobs
-    old = "old_logprobs" if placed.ratio.trainer_pass is TrainerPass.BEFORE_UPDATE else None
+    old = "old_logprobs" if placed.ratio_plan.trainer_pass is TrainerPass.BEFORE_UPDATE else None
     filling: list[Future[Any]] = []
     if Need.SQUARED_PROBS in algorithm.needs:
         filling.append(roles.actor.token_statistics(placed.rows(fills=(old, "squared_probs"))))

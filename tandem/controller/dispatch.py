@@ -36,7 +36,7 @@ class Split:
     """Of the response tokens of the whole, where it is a Batch."""
 
     @cached_property
-    def tokens_of_groups(self) -> list[int]:
+    def tokens_by_dp_rank(self) -> list[int]:
         """How many response tokens each group has."""
         return [int(self._lengths_B[rows].sum()) for rows in self.rows_by_dp_rank]
 
@@ -125,7 +125,7 @@ def _join(returns: Returns, split: Split, answered: list[Any]) -> Any:
         case Returns.PER_TOKEN:
             if answered[0] is None:
                 return None
-            _check_lengths(answered, split.tokens_of_groups, "response tokens")
+            _check_lengths(answered, split.tokens_by_dp_rank, "response tokens")
             if len(answered) == 1:
                 return answered[0]
             return np.concatenate([answered[0][:0], *(answered[group][run] for group, run in split.runs)])

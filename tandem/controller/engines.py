@@ -1,6 +1,6 @@
 """Asks to generation engines, a whole group each, and the answers back.
 
-    add --> waiting --oldest first--> asked --RolloutWorker.advance, again and again--> answered(number, ...)
+    add --> waiting --oldest first--> asked --RolloutWorker.advance, again and again--> answered(draw, ...)
 
 An engine that has anything to do has one call of `advance` under way, a slice of the worker's time: publishing,
 validation and checkpoints fall between two slices. What no engine has room for waits here. Of what waits and runs each
@@ -27,7 +27,7 @@ from tandem.types import Trajectory
 from tandem.workers.rollout import Advance, Ask
 
 Answered = Callable[[int, list[Trajectory], Trajectory | None], None]
-"""Takes the number of an ask, its trajectories, and the greedy one where it was wanted."""
+"""Takes a draw, its trajectories, and the greedy one where it was wanted."""
 _COUNTED_S = 60.0
 """Of a slice that lasts longer, as at a breakpoint or where a call hangs, which the cluster ends."""
 _SLICE_S, _SLICE_S_AN_ENGINE = 0.05, 0.005
@@ -114,15 +114,15 @@ class Engines:
         return len(self._waiting) + self._running
 
     def add(self, asks: Mapping[int, Ask]) -> None:
-        """Take new asks; numbers ascend from call to call. `give` sends them."""
+        """Take what draws ask; draws ascend from call to call. `give` sends them."""
         self._waiting |= asks
         self._balance.more_waits()
-        numbers = list(asks) if self._fixed else []
-        for first in range(0, len(numbers), self._share):
+        draws = list(asks) if self._fixed else []
+        for first in range(0, len(draws), self._share):
             by_room = sorted(
                 self._engines, key=lambda engine: len(engine.own) * self._samples - self._room[engine.number]
             )
-            shares = np.array_split(numbers[first : first + self._share], len(by_room))
+            shares = np.array_split(draws[first : first + self._share], len(by_room))
             for engine, share in zip(by_room, shares, strict=True):
                 engine.own.extend(share.tolist())
 
@@ -147,8 +147,8 @@ class Engines:
 
     def _give(self, engine: _Engine) -> None:
         new: dict[int, Ask] = {}
-        while (number := self._next(engine, first=not (engine.asked or new))) is not None:
-            new[number] = self._waiting.pop(number)
+        while (draw := self._next(engine, first=not (engine.asked or new))) is not None:
+            new[draw] = self._waiting.pop(draw)
             self._room[engine.number] -= self._samples
             self._balance.changed()
         if new and not engine.asked:
@@ -171,7 +171,7 @@ class Engines:
         return self._goes_on | takers
 
     def _next(self, engine: _Engine, first: bool) -> int | None:
-        """The ask that the engine should start now, whole or in part; `first`: it has nothing else."""
+        """The draw whose ask the engine should start now, whole or in part; `first`: it has nothing else."""
         if self._fixed:
             return engine.own.popleft() if engine.own else None
         if not self._waiting or not (first or self._room[engine.number] > 0):

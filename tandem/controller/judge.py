@@ -148,9 +148,9 @@ class JudgeRewards:
         self._rubric = Rubric(config)
         self._parse = make_parser(config)
 
-    def score(self, siblings: Sequence[list[Trajectory]], step: int = 0) -> list[Group]:
+    def score(self, answers_by_prompt: Sequence[list[Trajectory]], step: int = 0) -> list[Group]:
         """Answers without a reward from elsewhere are not judged."""
-        groups = without_functions(siblings) if self._alone else self._functions.score(siblings, step)
+        groups = without_functions(answers_by_prompt) if self._alone else self._functions.score(answers_by_prompt, step)
         judged = [
             (trajectory, group.scores, place)
             for group in groups

@@ -39,12 +39,12 @@ class PlacedStep(Placed):
         epochs: Sequence[Sequence[IntArray]],
         passes: Sequence[BalancedPass],
         left_out_B: BoolArray,
-        ratio: RatioPlan,
+        plan: RatioPlan,
     ) -> None:
         """`step` counts from 1: the weights that it trains are of version `step - 1`."""
         super().__init__(batch, passes, f"training step {step}")
         self.step = step
-        self.ratio = ratio
+        self.ratio_plan = plan
         """Which log-probs are the old policy's in this step."""
         self.epochs = epochs
         """The rows of each optimizer step, by epoch."""
@@ -97,11 +97,11 @@ def _has_advantage(batch: Batch) -> BoolArray:
 def placed_step(
     batch: Batch, algorithm: Algorithm, config: TrainConfig, step: int, left_out_B: BoolArray | None = None
 ) -> PlacedStep:
-    """Rows are balanced over ranks in every pass of the step: those that score all rows, and each optimizer step.
+    """Rows are balanced over ranks in every pass of the step: that of all rows' log-probs, and each optimizer step.
 
     Which rows have advantage 0 and need no pass is not known yet. They are mostly those of siblings that all have the
-    same reward: optimizer steps are balanced with these and without them. `left_out_B`: rows that are scored with the
-    others, and that no optimizer step has; default: none.
+    same reward: optimizer steps are balanced with these and without them. `left_out_B`: rows that get log-probs
+    with the others, and that no optimizer step has; default: none.
     """
     settings = config.algorithm
     left_out_B = np.zeros(len(batch), np.bool_) if left_out_B is None else left_out_B
@@ -115,8 +115,8 @@ def placed_step(
     passes = [BalancedPass(np.arange(len(batch))), *(BalancedPass(rows, weight) for rows in cuts)]
     reads_old, critic_alone = Need.OLD_LOGPROBS in algorithm.needs, warms_up(config, step)
     staleness = config.trainer.max_staleness
-    ratio = ratio_plan(settings, staleness, reads_old_logprobs=reads_old, critic_alone=critic_alone)
-    return PlacedStep(batch, step, epochs, passes, left_out_B, ratio)
+    plan = ratio_plan(settings, staleness, reads_old_logprobs=reads_old, critic_alone=critic_alone)
+    return PlacedStep(batch, step, epochs, passes, left_out_B, plan)
 
 
 def _rewards_differ(batch: Batch) -> BoolArray:
@@ -133,7 +133,7 @@ def update(
 ) -> StepMetrics:
     """Every optimizer step of one training step: one call of the actor's ranks, and one of the critic's, for all.
 
-    Returns the mean of each metric over them, and fills `trainer_logprobs`, of the pass that `placed.ratio` says.
+    Returns the mean of each metric over them, and fills `trainer_logprobs`, of the pass that `placed.ratio_plan` says.
     Asserts that where a token is of older weights the losses are given old log-probs: without, they take r to be 1.
     """
     batch, version = placed.batch, placed.step - 1
@@ -155,9 +155,9 @@ def update(
         step_metrics += [metrics for metrics, _ in learning_values.get()]
     learned = learning.get() if learning else []
     step_metrics += [metrics for metrics, _ in learned]
-    if placed.ratio.trainer_pass is TrainerPass.BEFORE_UPDATE:
+    if placed.ratio_plan.trainer_pass is TrainerPass.BEFORE_UPDATE:
         batch.tokens.trainer_logprobs = batch.tokens.old_logprobs
-    elif placed.ratio.trainer_pass is TrainerPass.FIRST_STEP:
+    elif placed.ratio_plan.trainer_pass is TrainerPass.FIRST_STEP:
         rows = trained[0].selection.rows
         assert rows is not None
         batch.tokens.trainer_logprobs = _in_the_batch(batch, rows, learned[0][1])
@@ -172,7 +172,7 @@ def _optimizer_steps(
 ) -> tuple[list[PlacedRows], list[PlacedRows]]:
     """The optimizer steps of the actor, on the rows that it can learn from, of which the first tells its log-probs
     where these are the trainer's; and those of the critic, on all rows."""
-    first_tells = placed.ratio.trainer_pass is TrainerPass.FIRST_STEP
+    first_tells = placed.ratio_plan.trainer_pass is TrainerPass.FIRST_STEP
     trained: list[PlacedRows] = []
     of_critic: list[PlacedRows] = []
     for rows in (rows for epoch in placed.epochs for rows in epoch):

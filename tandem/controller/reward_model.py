@@ -22,7 +22,7 @@ class Rewards(Protocol):
         """Whether groups of a step must be scored together, by `score`; if not, these are `GroupRewards`."""
         ...
 
-    def score(self, siblings: Sequence[list[Trajectory]], step: int = 0) -> list[Group]:
+    def score(self, answers_by_prompt: Sequence[list[Trajectory]], step: int = 0) -> list[Group]:
         """A group for each prompt's trajectories."""
         ...
 
@@ -34,8 +34,10 @@ class Rewards(Protocol):
 class GroupRewards(Rewards, Protocol):
     """Rewards that score groups as they come, and a source of what the controller waits for."""
 
-    def submit(self, siblings: Sequence[list[Trajectory]], step: int, done: Callable[[list[Group]], None]) -> None:
-        """Have them scored as `score` does; a later `turn` gives `done` the groups, in their order."""
+    def submit(
+        self, answers_by_prompt: Sequence[list[Trajectory]], step: int, done: Callable[[list[Group]], None]
+    ) -> None:
+        """Have them scored as `score` does; a later `poll` gives `done` the groups, in their order."""
         ...
 
     def so_far(self, siblings: list[Trajectory]) -> Group:
@@ -43,10 +45,10 @@ class GroupRewards(Rewards, Protocol):
         ...
 
     def connections(self) -> Sequence[Any]:
-        """One of them is readable when `turn` has something to do; empty when nothing is under way."""
+        """One of them is readable when `poll` has something to do; empty when nothing is under way."""
         ...
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         """Take in what is there, hand out more, and not wait. Called at least every second; may raise."""
         ...
 
@@ -102,20 +104,20 @@ class ModelRewards:
         self._alone = alone
         self.reader = reader
 
-    def score(self, siblings: Sequence[list[Trajectory]], step: int = 0) -> list[Group]:
+    def score(self, answers_by_prompt: Sequence[list[Trajectory]], step: int = 0) -> list[Group]:
         """The model scores while the functions do."""
-        scoring = self.score_by_model(siblings)
-        groups = without_functions(siblings) if self._alone else self._functions.score(siblings, step)
+        scoring = self.score_by_model(answers_by_prompt)
+        groups = without_functions(answers_by_prompt) if self._alone else self._functions.score(answers_by_prompt, step)
         model_scores = iter(scoring.get())
         return [
             replace(group, scores=[self._add(*pair, next(model_scores)) for pair in _answers_of(group)])
             for group in groups
         ]
 
-    def score_by_model(self, siblings: Sequence[list[Trajectory]]) -> PendingScores:
+    def score_by_model(self, answers_by_prompt: Sequence[list[Trajectory]]) -> PendingScores:
         """The model's own score of each trajectory, head to tail; only after generation."""
-        rows = [row for group in siblings for row in self._rows(group)]
-        groups = np.repeat(np.arange(len(siblings)), [len(group) for group in siblings])
+        rows = [row for group in answers_by_prompt for row in self._rows(group)]
+        groups = np.repeat(np.arange(len(answers_by_prompt)), [len(group) for group in answers_by_prompt])
         readable = [place for place, row in enumerate(rows) if not isinstance(row, NotRead)]
         self._devices.to_scoring()
         if not readable:
@@ -150,9 +152,9 @@ def ends_of_answers(rows: Sequence[Demonstration], groups_B: IntArray) -> Batch:
     return demonstrations_to_batch([scored_at_the_end(row) for row in rows], groups_B)
 
 
-def without_functions(siblings: Sequence[list[Trajectory]]) -> list[Group]:
+def without_functions(answers_by_prompt: Sequence[list[Trajectory]]) -> list[Group]:
     """Groups with what the environment gave, or 0, where an answer is whole."""
-    return [Group(group, [_without_function(t) for t in group]) for group in siblings]
+    return [Group(group, [_without_function(t) for t in group]) for group in answers_by_prompt]
 
 
 def _without_function(trajectory: Trajectory) -> Score:

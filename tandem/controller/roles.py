@@ -114,7 +114,7 @@ class Teacher(Protocol):
 class MovingReference(Policy):
     """A reference that takes up the policy's weights from time to time: a checkpoint holds it, too."""
 
-    def approach_policy(self, share: float) -> Future[None]:
+    def approach_actor(self, share: float) -> Future[None]:
         """Move by this share of the way to the actor's present weights; the actor is in the same processes."""
         return self.call(TrainWorker.approach_actor, share)
 

@@ -30,7 +30,7 @@ from tandem.controller.clock import RolloutTimes
 from tandem.controller.engines import Engines, RolloutEngines
 from tandem.controller.reward_model import Rewards, scores_groups
 from tandem.controller.saved_draws import finished_draws, restore
-from tandem.controller.scoring import GroupScoring, ScoresLookedAt
+from tandem.controller.scoring import GroupScoring, ScoredDraw, ScoresLookedAt
 from tandem.controller.timesharing import Devices
 from tandem.signals import waits_in_vain
 from tandem.types import Group, SavedGroup, Status, StepMetrics
@@ -76,7 +76,7 @@ class RolloutProducer:
             rollout,
             rules.samples_per_ask,
             rules.groups_per_step,
-            rules.timing is Timing.ROUNDS and not rules.balanced,
+            rules.timing is Timing.REPRODUCIBLE and not rules.balanced,
             self._scoring.answered,
             now,
             self._only_scores_lack,
@@ -85,7 +85,7 @@ class RolloutProducer:
         self._admission = Admission(rules)
         self._saved: dict[int, SavedGroup] = {}
         """What a checkpoint has of draws that are not decided again yet."""
-        self._untaken: dict[int, list[Group]] = {}
+        self._untaken: dict[int, ScoredDraw] = {}
         """Groups that no step has taken yet, in the order of draws, each with the group of its greedy answer if any."""
         self._kept: deque[int] = deque()
         """Those of them that are not dropped."""
@@ -149,7 +149,7 @@ class RolloutProducer:
         """Wait for what runs, where the run must not depend on time: before a publish, validation or a checkpoint."""
         since = time.monotonic()
         with self._times.settling():
-            while self._rules.timing is Timing.ROUNDS and self._under_way:
+            while self._rules.timing is Timing.REPRODUCIBLE and self._under_way:
                 if not self._engines.unanswered and waits_in_vain(since):
                     self._scoring.give_up()
                 elif self._engines.paused:
@@ -207,7 +207,7 @@ class RolloutProducer:
         """Those of the draws that the next step has whatever is replaced, as far as they are answered: with the scores
         that have come."""
         first = range(self.cursor, self.cursor + self._rules.groups_per_step)
-        groups = (self._untaken[n][0] if n in self._untaken else self._scoring.so_far(n) for n in first)
+        groups = (self._untaken[n].group if n in self._untaken else self._scoring.so_far(n) for n in first)
         return [group for group in groups if group is not None]
 
     def _go_on(self) -> None:
@@ -234,10 +234,10 @@ class RolloutProducer:
 
     def _decide(self) -> None:
         """Keep or drop, in the order of the draws, as far as they are scored."""
-        while (draw := self._admission.decided) in self._scoring.groups:
-            self._untaken[draw] = groups = self._scoring.groups.pop(draw)
+        while (draw := self._admission.decided) in self._scoring.scored:
+            self._untaken[draw] = scored = self._scoring.scored.pop(draw)
             before = self._saved.pop(draw).kept if draw in self._saved else None
-            self._admission, kept = self._admission.decide(self._is_informative(groups[0]), before)
+            self._admission, kept = self._admission.decide(self._is_informative(scored.group), before)
             if kept:
                 self._kept.append(draw)
 
@@ -246,9 +246,9 @@ class RolloutProducer:
         begin("rewards")
         self._engines.paused = self._devices.engine_sleeps("scoring")
         with self._times.waiting(for_rewards=True):
-            scored = self._scoring.score_together(self._next_draws(count), step)
-        for draw, groups in scored.items():
-            self._scoring.take_scores(draw, groups)
+            by_draw = self._scoring.score_together(self._next_draws(count), step)
+        for draw, scored in by_draw.items():
+            self._scoring.take_scores(draw, scored)
         if self._admission.missing:
             begin("generation", self._rules.groups_per_step, "prompts")
             self._devices.to_generation()
@@ -265,10 +265,10 @@ class RolloutProducer:
         taken = [self._kept.popleft() for _ in range(self._rules.groups_per_step)]
         self._admission, self.cursor = self._admission.take(), taken[-1] + 1
         decided = {draw: self._untaken.pop(draw) for draw in [*self._untaken] if draw < self.cursor}
-        self.decided = {draw: groups[0] for draw, groups in decided.items()}
+        self.decided = {draw: scored.group for draw, scored in decided.items()}
         groups = [self.decided[draw] for draw in taken]
         self._times.took(groups)
-        self._reward.check_share([group for groups in decided.values() for group in groups])
+        self._reward.check_share([group for scored in decided.values() for group in scored.groups])
         return groups
 
     def _is_informative(self, group: Group) -> bool:

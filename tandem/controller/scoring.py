@@ -1,6 +1,6 @@
 """Answers -> scored groups, by draw; and the wait of a step for them.
 
-    answered --+--> submitted, one by one -----------------------+--> groups, until they are decided
+    answered --+--> submitted, one by one -----------------------+--> scored, until they are decided
                +--> unscored, until `score_together` has its turn --+
 
 Concurrency: everything runs on the controller's thread; scores of what is submitted come in callbacks of
@@ -34,24 +34,36 @@ class Answers(NamedTuple):
     """The greedy one, where it is wanted."""
 
 
+class ScoredDraw(NamedTuple):
+    """The answers of one draw with their scores."""
+
+    group: Group
+    greedy: Group | None = None
+    """That of the greedy answer alone, where there is one."""
+
+    @property
+    def groups(self) -> list[Group]:
+        return [self.group] if self.greedy is None else [self.group, self.greedy]
+
+
 class GroupScoring:
     """What is answered and not decided yet."""
 
     def __init__(self, rules: RolloutRules, reward: Rewards, scored: Callable[[], None]) -> None:
-        """`scored` hears of each draw that has come to `groups` by its scores."""
+        """`scored` is called after each draw that has come to `self.scored` by its scores."""
         self._rules = rules
         self._reward = reward
         self._submits_to: GroupRewards | None = reward if scores_groups(reward) else None
-        self._scored = scored
+        self._note_scored = scored
         self._closed = False
         self._submitted: dict[int, Answers] = {}
         self.unscored: dict[int, Answers] = {}
         """Answers that are to be scored together with others of their step, or of which no score is waited for."""
-        self.groups: dict[int, list[Group]] = {}
-        """Each with the group of its greedy answer, if any."""
+        self.scored: dict[int, ScoredDraw] = {}
+        """Draws that are not decided yet."""
 
     def __len__(self) -> int:
-        return len(self._submitted) + len(self.unscored) + len(self.groups)
+        return len(self._submitted) + len(self.unscored) + len(self.scored)
 
     @property
     def under_way(self) -> bool:
@@ -67,32 +79,38 @@ class GroupScoring:
             return
         self._submitted[draw] = Answers(siblings, greedy)
         answers = [siblings] if greedy is None else [siblings, [greedy]]
-        self._submits_to.submit(answers, self._rules.step_of(draw), partial(self.take_scores, draw))
+        self._submits_to.submit(answers, self._rules.step_of(draw), partial(self._take_groups, draw))
 
-    def score_together(self, draws: Iterable[int], step: int) -> dict[int, list[Group]]:
-        """The groups of draws that are unscored, for `take_scores`; waits. Raises RewardShareExceeded."""
+    def score_together(self, draws: Iterable[int], step: int) -> dict[int, ScoredDraw]:
+        """Draws that are unscored with their scores, for `take_scores`; waits. Raises RewardShareExceeded."""
         answers = {draw: self.unscored[draw] for draw in draws}
         with ending_early(self._rules.most_answers_per_step - sum(len(one.siblings) for one in answers.values())):
             groups = self._reward.score([one.siblings for one in answers.values()], step)
         greedy = [[one.greedy] for one in answers.values() if one.greedy is not None]
         greedy_groups = self._reward.score(greedy, step) if greedy else []
-        return {draw: [groups[place], *greedy_groups[place : place + 1]] for place, draw in enumerate(answers)}
+        return {
+            draw: ScoredDraw(groups[place], *greedy_groups[place : place + 1]) for place, draw in enumerate(answers)
+        }
 
-    def take_scores(self, draw: int, groups: list[Group]) -> None:
-        """Take in the scored group of a draw, and that of its greedy answer if any."""
+    def take_scores(self, draw: int, scored: ScoredDraw) -> None:
+        """Take in the scores of a draw's answers."""
         if self._closed:
             return
         self._submitted.pop(draw, None)
         self.unscored.pop(draw, None)
-        if len(groups) > 1:
-            groups[0].greedy = groups[1].scores[0]
-        self.groups[draw] = groups
-        self._scored()
+        if scored.greedy is not None:
+            scored.group.greedy = scored.greedy.scores[0]
+        self.scored[draw] = scored
+        self._note_scored()
+
+    def _take_groups(self, draw: int, groups: list[Group]) -> None:
+        """What `submit` gives: the group of the answers, and that of the greedy one, if any."""
+        self.take_scores(draw, ScoredDraw(*groups))
 
     def so_far(self, draw: int) -> Group | None:
         """A draw's group, or one that is being scored with the scores that have come; None where its answers lack."""
-        if draw in self.groups:
-            return self.groups[draw][0]
+        if draw in self.scored:
+            return self.scored[draw].group
         if draw not in self._submitted:
             return None
         assert self._submits_to is not None
@@ -100,7 +118,7 @@ class GroupScoring:
 
     def all_answered(self, draws: Iterable[int]) -> bool:
         """Nothing but scores lacks of these draws."""
-        return all(draw in self._submitted or draw in self.groups for draw in draws)
+        return all(draw in self._submitted or draw in self.scored for draw in draws)
 
     def check_share_early(self, groups: Sequence[Group]) -> None:
         """Raises RewardShareExceeded as soon as a step that has these groups among its own is bound to."""

@@ -87,11 +87,11 @@ class EventSource(Protocol):
     """Something besides the ranks that the controller waits for, as scores of reward functions."""
 
     def connections(self) -> Sequence[Any]:
-        """What `multiprocessing.connection.wait` takes, readable once `turn` has something to take in. Empty: nothing
+        """What `multiprocessing.connection.wait` takes, readable once `poll` has something to take in. Empty: nothing
         is under way."""
         ...
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         """Take in what is there, hand out more work; never waits. Comes with every `watch`, so at least every second
         while the controller waits. What it raises comes out of whatever the controller waits for."""
         ...
@@ -111,7 +111,7 @@ class Cluster(Protocol):
 
     def watch(self, timeout_s: float | None = None) -> None:
         """Wait a moment, `timeout_s` at most, for answers of any rank of any pool or for a source; take them in, run
-        the callbacks that are due, then give each source a turn. It does not wait where a callback is due already, or
+        the callbacks that are due, then poll each source. It does not wait where a callback is due already, or
         nothing is under way."""
         ...
 

@@ -93,8 +93,8 @@ def _freedom(values_P: Values) -> float:
 
 
 def _of_verdicts(right: int, count: int) -> Interval:
-    """For the share of right ones: with the bounds, more or fewer than so many, or half the time as many, are found
-    with a chance of 2.5%."""
+    """The mid-P interval of Clopper and Pearson for the share of right ones: were the lower bound the true share, as
+    many right ones or more would come with a chance of 2.5%, the same number counted half; the upper bound likewise."""
     logs = np.log(np.arange(1, count + 1)).cumsum()
     factorials = np.concatenate(([0.0], logs))
     found = np.arange(right + 1)

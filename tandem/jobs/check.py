@@ -261,15 +261,15 @@ def _check_critic(config: TrainConfig, critic: Critic, batch: Batch) -> Verdict:
 
 
 def _check_reward_model(
-    config: TrainConfig, reward: ModelRewards, siblings: Sequence[list[Trajectory]]
+    config: TrainConfig, reward: ModelRewards, answers_by_prompt: Sequence[list[Trajectory]]
 ) -> Iterator[Verdict]:
-    scores = reward.score_by_model(siblings).get()
+    scores = reward.score_by_model(answers_by_prompt).get()
     unread = [score for score in scores if isinstance(score, NotRead)]
     if reward.reader is not None:
         found = f"{reward.reader.description}; {len(unread)} of {len(scores)} answers are not read"
         yield Verdict("reward model, tokens of its own", not unread, found, str(unread[0]) if unread else "")
-    firsts = np.cumsum([0, *(len(group) for group in siblings)])[:-1].tolist()
-    alone = [*chain.from_iterable(reward.score_by_model([[group[0]]]).get() for group in siblings)]
+    firsts = np.cumsum([0, *(len(group) for group in answers_by_prompt)])[:-1].tolist()
+    alone = [*chain.from_iterable(reward.score_by_model([[group[0]]]).get() for group in answers_by_prompt)]
     both = [(one, scores[place]) for one, place in zip(alone, firsts, strict=True)]
     numbers = np.array([pair for pair in both if not isinstance(pair[1], NotRead)], np.float32)
     if len(numbers):

@@ -28,11 +28,11 @@ from tandem.jobs.runs import ENDED, write_end
 from tandem.output import output_may_end
 from tandem.signals import StopReason, StopRequest, in_words
 from tandem.tracking.base import Ended, Recorder
-from tandem.tracking.behind import Behind
 from tandem.tracking.console import ConsoleRecorder, Startup
 from tandem.tracking.jsonl import JsonlRecorder
 from tandem.tracking.report import write_report
 from tandem.tracking.run_environment import write_environment
+from tandem.tracking.tracker_thread import TrackerThread
 from tandem.tracking.trackers import chosen_trackers
 from tandem.types import StepMetrics
 
@@ -336,5 +336,5 @@ def _recorders(config: TrainConfig | SftConfig, total_steps: int, first_step: in
     run_dir = config.trainer.run_dir
     recorders: list[Recorder] = [JsonlRecorder(run_dir / "metrics.jsonl"), ConsoleRecorder(total_steps, first_step)]
     for chosen in chosen_trackers(config.tracking):
-        recorders.append(Behind(chosen.name, chosen.make, chosen.options, run_dir, first_step))
+        recorders.append(TrackerThread(chosen.name, chosen.make, chosen.options, run_dir, first_step))
     return recorders

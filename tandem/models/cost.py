@@ -18,14 +18,14 @@ Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
 class RowCost:
     """The multiply-adds of a forward pass, as a sum over tokens; a backward pass takes twice as many.
 
-        cost = token * tokens + scored * scored tokens + sum over windows of (pair * pairs within the window)
+        cost = token * tokens + predicted * predicted tokens + sum over windows of (pair * pairs within the window)
 
     A pair is a token and one that it attends to, itself included. The default counts tokens alone.
     """
 
     token: float = 1.0
     """Of the layers' matrices, by token that is fed."""
-    scored: float = 0.0
+    predicted: float = 0.0
     """Of the output layer, by token whose log-prob or value is wanted."""
     pairs: tuple[tuple[int | None, float], ...] = ()
     """(Window in tokens, None: all that came before; multiply-adds a pair), summed over layers."""
@@ -60,7 +60,7 @@ def row_cost(config: PreTrainedConfig, value_head: bool) -> RowCost:
     windows = [(None, len(kinds) - sliding), (getattr(text, "sliding_window", None), sliding)]
     return RowCost(
         token=float(text.num_hidden_layers * (attention + feed_forward)),
-        scored=0.0 if value_head else float(text.vocab_size * text.hidden_size),
+        predicted=0.0 if value_head else float(text.vocab_size * text.hidden_size),
         pairs=tuple((window, 2.0 * heads * head_dim * layers) for window, layers in windows if layers),
     )
 

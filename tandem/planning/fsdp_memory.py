@@ -1,7 +1,7 @@
 """How many bytes a rank holds of one model, phase by phase and by cause: formulas, no torch, microseconds.
 
 They follow what the engine of `tandem/training/fsdp.py` does on a GPU; tests/unit/test_planning_trace.py holds them to
-a fake step of that sizes. What grows with the model is exact, what grows with the tokens follows the tensors that
+a fake step of the same sizes. What grows with the model is exact, what grows with the tokens follows the tensors that
 autograd keeps. Peaks are those of single instants: the head's, a layer's.
 """
 
@@ -180,7 +180,7 @@ _TILE = 8192
 """`tandem/training/tiled_head.py`: tokens and words of the vocabulary whose logits exist at once on a GPU."""
 
 _VISITING = 2**26
-"""`tandem/training/optimizer.py`: parameters whose state visits the device together."""
+"""`_NUMBERS_AT_ONCE` of `tandem/training/optimizer.py`: parameters whose state visits the device together."""
 
 
 def adapted_edges(shape: ModelShape) -> int:

@@ -35,7 +35,7 @@ class MegatronSizes:
     value_head: bool = False
     tokens: int = 16_384
     """Of the largest micro-batch, each row with its prompt."""
-    scored: int | None = None
+    predicted: int | None = None
     """Its tokens whose log-probs are wanted. Default: all."""
 
     @property
@@ -174,16 +174,16 @@ def _backward(sizes: MegatronSizes, stage: int) -> Memory:
 
 
 def _head(sizes: MegatronSizes, stage: int, hidden: int) -> Memory:
-    """The last stage's output layer on the tokens that are scored: one chunk's logits, and what is made of them."""
+    """The last stage's output layer on the tokens that are predicted: one chunk's logits, and what is made of them."""
     if stage < sizes.training.pipeline_parallel - 1:
         return Memory()
     shape, training, item = sizes.shape, sizes.training, sizes.item_bytes
-    scored = sizes.tokens if sizes.scored is None else sizes.scored
-    scored = -(-scored // training.context_parallel)
-    whole = item * shape.hidden * (scored + (sizes.own_tokens if training.sequence_parallel else 0))
+    predicted = sizes.tokens if sizes.predicted is None else sizes.predicted
+    predicted = -(-predicted // training.context_parallel)
+    whole = item * shape.hidden * (predicted + (sizes.own_tokens if training.sequence_parallel else 0))
     if sizes.value_head:
         return Memory(activations=2 * hidden + whole)
-    chunk = min(scored * -(-shape.vocabulary // training.tensor_parallel), _LOGITS)
+    chunk = min(predicted * -(-shape.vocabulary // training.tensor_parallel), _LOGITS)
     return Memory(activations=2 * hidden + whole, logits=16 * chunk)
 
 

@@ -51,7 +51,7 @@ class RewardManager:
     """Scores groups of siblings in worker processes, by the configured functions or by `data_source`.
 
     `close` when done. The same seed, data row, sample and step give a reward function the same random numbers.
-    Who submits groups waits for `connections` and then calls `turn`, at least every second while there are some.
+    Who submits groups waits for `connections` and then calls `poll`, at least every second while there are some.
 
     A subclass may override `score`: then training calls it with the answers of a whole step. One that overrides
     `submit` too has each group scored as soon as its answers are there.
@@ -76,27 +76,29 @@ class RewardManager:
         """Whether groups of a step must be scored together: only `score` is right then."""
         return self._overrides_score_alone or any(function.score_together for function in self._functions.values())
 
-    def score(self, siblings: Sequence[list[Trajectory]], step: int = 0) -> list[Group]:
-        """One group for each list of siblings, in order. Trajectories that were aborted are not sent and count as not
+    def score(self, answers_by_prompt: Sequence[list[Trajectory]], step: int = 0) -> list[Group]:
+        """One group for each prompt's answers, in order. Trajectories that were aborted are not sent and count as not
         scored; those whose environment failed are not sent and have failed.
 
-        Waits; what was submitted is scored meanwhile. Raises what `turn` raises, RewardShareExceeded within
+        Waits; what was submitted is scored meanwhile. Raises what `poll` raises, RewardShareExceeded within
         `ending_early`, and StepGivenUp where the run is to stop and scores do not come.
         """
-        jobs = list(self._jobs(siblings, step))
-        self._pool.run([call for _, _, call in jobs], self._looking(siblings, jobs))
-        return self._groups(siblings, jobs)
+        jobs = list(self._jobs(answers_by_prompt, step))
+        self._pool.run([call for _, _, call in jobs], self._looking(answers_by_prompt, jobs))
+        return self._groups(answers_by_prompt, jobs)
 
-    def submit(self, siblings: Sequence[list[Trajectory]], step: int, done: Callable[[list[Group]], None]) -> None:
-        """Have them scored as `score` does; a later `turn` gives `done` the groups. After `close` none does."""
-        jobs = list(self._jobs(siblings, step))
-        known = [id(group[0]) for group in siblings if group]
+    def submit(
+        self, answers_by_prompt: Sequence[list[Trajectory]], step: int, done: Callable[[list[Group]], None]
+    ) -> None:
+        """Have them scored as `score` does; a later `poll` gives `done` the groups. After `close` none does."""
+        jobs = list(self._jobs(answers_by_prompt, step))
+        known = [id(group[0]) for group in answers_by_prompt if group]
         self._submitted |= dict.fromkeys(known, jobs)
 
         def scored() -> None:
             for group in known:
                 self._submitted.pop(group, None)
-            done(self._groups(siblings, jobs))
+            done(self._groups(answers_by_prompt, jobs))
 
         self._pool.add([call for _, _, call in jobs], scored)
 
@@ -114,15 +116,15 @@ class RewardManager:
         return self._pool.failed
 
     def connections(self) -> Sequence[Any]:
-        """One of them is readable when `turn` has something to do; empty when nothing is under way."""
+        """One of them is readable when `poll` has something to do; empty when nothing is under way."""
         return self._pool.connections()
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         """Take in scores, hand out calls, and pass on groups that are complete, and not wait for anything.
 
         Raises TandemError when a worker process cannot start, and what `done` raises.
         """
-        self._pool.turn()
+        self._pool.poll()
 
     def check_share(self, groups: Iterable[Group]) -> None:
         """Raises RewardShareExceeded when too many of the trajectories of a step or a validation lost their reward, or
@@ -189,10 +191,10 @@ class RewardManager:
             self._functions |= {f.reference: f for f in check_functions(self._config, [data_source])}
         return [self._functions[BUILT_IN[data_source]]]
 
-    def _jobs(self, siblings: Sequence[list[Trajectory]], step: int) -> Iterator[_Job]:
+    def _jobs(self, answers_by_prompt: Sequence[list[Trajectory]], step: int) -> Iterator[_Job]:
         """What scores these groups; `score_together` joins those of them that are alike."""
         together: defaultdict[tuple[str, Any], list[tuple[Trajectory, bytes]]] = defaultdict(list)
-        for group in siblings:
+        for group in answers_by_prompt:
             alive = [t for t in group if t.status not in _NOT_SENT]
             for function in self._applicable(alive) if alive else ():
                 arguments = function.arguments(group[0].prompt)
@@ -217,16 +219,16 @@ class RewardManager:
         completions = [function.completion(t) for t in trajectories]
         return function, trajectories, RewardCall(function.reference, seed, arguments, completions)
 
-    def _looking(self, siblings: Sequence[list[Trajectory]], jobs: Sequence[_Job]) -> Callable[[], None]:
+    def _looking(self, answers_by_prompt: Sequence[list[Trajectory]], jobs: Sequence[_Job]) -> Callable[[], None]:
         """What to do between the turns that score these: say how far it is, and end it where that is certain."""
-        progress, to_come, failed = ScoringProgress(sum(map(len, siblings))), _to_come.get(), self.failed_calls
+        progress, to_come, failed = ScoringProgress(sum(map(len, answers_by_prompt))), _to_come.get(), self.failed_calls
 
         def look() -> None:
             nonlocal failed
             has_failed = to_come is not None and self.failed_calls > failed
             if not has_failed and not progress.is_due():
                 return
-            groups = self._groups(siblings, jobs)
+            groups = self._groups(answers_by_prompt, jobs)
             progress.tell(groups)
             if has_failed:
                 failed = self.failed_calls
@@ -234,14 +236,14 @@ class RewardManager:
 
         return look
 
-    def _groups(self, siblings: Sequence[list[Trajectory]], jobs: Sequence[_Job]) -> list[Group]:
-        """The groups of these siblings, as far as the jobs' calls have scores."""
+    def _groups(self, answers_by_prompt: Sequence[list[Trajectory]], jobs: Sequence[_Job]) -> list[Group]:
+        """The groups of these answers_by_prompt, as far as the jobs' calls have scores."""
         scores: defaultdict[int, list[tuple[RewardFunction, Score]]] = defaultdict(list)
         """Each trajectory's, by its `id`: one of each function that applies."""
         for function, trajectories, call in jobs:
             for trajectory, score in zip(trajectories, call.scores or [_UNDER_WAY] * len(trajectories), strict=True):
                 scores[id(trajectory)].append((function, score))
-        return [Group(group, [self._known(t, scores[id(t)]) for t in group]) for group in siblings]
+        return [Group(group, [self._known(t, scores[id(t)]) for t in group]) for group in answers_by_prompt]
 
     def _known(self, trajectory: Trajectory, scores: list[tuple[RewardFunction, Score]]) -> Score:
         """What is sure: a score that other functions would still change is none."""

@@ -1,8 +1,8 @@
 """Reward functions run in processes of their own, each call with a time limit.
 
-    consumes       batches of Calls, many at once, in one queue
+    consumes       lists of RewardCall, many at once, in one queue
     produces       their scores: what the function returned, or the failure of a call that hung or took its process down
-    waits for      nothing: whoever waits for `connections` calls `turn`, when one is readable and every second at least
+    waits for      nothing: whoever waits for `connections` calls `poll`, when one is readable and every second at least
     unblocked by   scores, the end of a worker's process, a call that is overdue
 
 A worker gets a chunk of calls and sends scores every few milliseconds, so that trivial functions cost microseconds. If
@@ -81,9 +81,9 @@ class WorkerPool:
         self._batches: dict[int, _Batch] = {}
         """The batch of each call without scores, by the call's `id`."""
         self._complete: deque[Callable[[], None]] = deque()
-        """What the next turn calls: `done` of batches whose calls all have scores."""
+        """What the next poll calls: `done` of batches whose calls all have scores."""
         self._has_new = False
-        """Whether calls were added since the last turn."""
+        """Whether calls were added since the last poll."""
         self._readable, other_end = Pipe(duplex=False)
         """Always readable, for its other end is closed."""
         other_end.close()
@@ -92,14 +92,14 @@ class WorkerPool:
 
     def run(self, calls: Sequence[RewardCall], look: Callable[[], None] = _nothing) -> None:
         """Fill in the scores of each call, and of other batches as they come. `look` is called between turns, and may
-        raise. Raises what `turn` raises, and StepGivenUp where the run is to stop and scores do not come."""
+        raise. Raises what `poll` raises, and StepGivenUp where the run is to stop and scores do not come."""
         done: list[bool] = []
         since = time.monotonic()
         self.add(calls, lambda: done.append(True))
         try:
             while not done:
                 wait(self.connections(), _LOOK_S)
-                self.turn()
+                self.poll()
                 look()
                 if not done and waits_in_vain(since):
                     raise StepGivenUp(f"the rewards are not there {REWARDS_S:g} s later")
@@ -108,9 +108,9 @@ class WorkerPool:
             raise
 
     def add(self, calls: Sequence[RewardCall], done: Callable[[], None]) -> None:
-        """Have the scores of each call filled in; a later `turn` calls `done` when all have them.
+        """Have the scores of each call filled in; a later `poll` calls `done` when all have them.
 
-        The next `turn` hands them out, so that batches that are added together share chunks.
+        The next `poll` hands them out, so that batches that are added together share chunks.
         """
         batch = _Batch(len(calls), done)
         self._batches |= {id(call): batch for call in calls}
@@ -120,11 +120,11 @@ class WorkerPool:
             self._complete.append(done)
 
     def connections(self) -> Sequence[Any]:
-        """What to wait for: one of them is readable when `turn` has something to do. Empty: nothing is under way."""
+        """What to wait for: one of them is readable when `poll` has something to do. Empty: nothing is under way."""
         working = [worker.connection for worker in self._workers] if self._batches else []
         return [*working, self._readable] if self._has_new or self._complete else working
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         """Take in the scores that have arrived, hand out calls, tell of complete batches. Never waits.
 
         It finds overdue calls as well, so it is to be called often. Raises TandemError when a worker cannot start, and

@@ -151,15 +151,15 @@ class Conversations:
         """Let the policy and the environment speak in turn until one of them is done, or a limit is reached."""
         transcript = opened.transcript
         while True:
-            room = self._room(transcript, sampling)
+            tokens_left = self._tokens_left(transcript, sampling)
             opened.out_of_turns = transcript.turns == self._config.max_turns
-            if room < 1 or opened.out_of_turns:
+            if tokens_left < 1 or opened.out_of_turns:
                 transcript.status = Status.TRUNCATED
                 opened.without_room = transcript.turns == 0
                 return
             request = Request(
                 transcript.ids,
-                replace(sampling, max_tokens=room),
+                replace(sampling, max_tokens=tokens_left),
                 (transcript.turn_seed(seed),),
                 keep=transcript.turns + 1 < self._config.max_turns,  # another turn may follow
                 pictures=transcript.shown,
@@ -184,7 +184,7 @@ class Conversations:
             opened.transcript.reward(finite(reply.reward, "the reward of a turn"))
         return messages
 
-    def _room(self, transcript: Transcript, sampling: SamplingParams) -> int:
+    def _tokens_left(self, transcript: Transcript, sampling: SamplingParams) -> int:
         """Tokens that the next turn of the policy may have."""
         left = min(sampling.max_tokens - transcript.spent, self._positions() - len(transcript.ids))
         limit = self._config.max_turn_tokens

@@ -1,4 +1,4 @@
-"""What a sandbox is: a program and its input in, a Run out."""
+"""What a sandbox is: a program and its input in, an ExecutionResult out."""
 
 import math
 from collections.abc import Sequence

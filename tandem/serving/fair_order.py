@@ -1,6 +1,6 @@
 """Whose samples the engine gets next, of many requests at once.
 
-    take(owner, stream) --turn--> the engine --samples that end--> the next turn
+    take(owner, samples, outputs) --turn--> the engine --samples that end--> the next turn
 
 The engine has as many samples as it can work on, and a few more; the others wait here. The next turn is that of the
 request with the fewest samples in the engine, of several the one that has waited longest: a request of one prompt does

@@ -1,6 +1,6 @@
 """A training run in virtual time: the real producer, engines' dispatch, roles and devices, over workers that take time.
 
-    configuration + Setup --simulate--> Outcome
+    configuration + Setup --simulate--> SimulatedRun
 
 The stages of a step are those of `train_step`; what it computes of the groups is left out, for arrays of tokens would
 take most of the time, and none of them has an effect on when anything happens.

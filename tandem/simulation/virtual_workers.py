@@ -189,12 +189,14 @@ class VirtualRewards:
         self._seconds = seconds
         self._scores = [Score(0.0), Score(1.0)]
 
-    def submit(self, siblings: Sequence[list[Trajectory]], step: int, done: Callable[[list[Group]], None]) -> None:
-        groups = self.score(siblings, step)
+    def submit(
+        self, answers_by_prompt: Sequence[list[Trajectory]], step: int, done: Callable[[list[Group]], None]
+    ) -> None:
+        groups = self.score(answers_by_prompt, step)
         self._cluster.at(self._cluster.now + self._seconds, lambda: done(groups))
 
-    def score(self, siblings: Sequence[list[Trajectory]], step: int = 0) -> list[Group]:
-        return [Group(trajectories, self._scores) for trajectories in siblings]
+    def score(self, answers_by_prompt: Sequence[list[Trajectory]], step: int = 0) -> list[Group]:
+        return [Group(trajectories, self._scores) for trajectories in answers_by_prompt]
 
     def so_far(self, siblings: list[Trajectory]) -> Group:
         """All at once or none."""
@@ -206,5 +208,5 @@ class VirtualRewards:
     def connections(self) -> Sequence[Any]:
         return []
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         """The clock of the cluster is what its scores wait for."""

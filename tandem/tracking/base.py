@@ -1,6 +1,6 @@
 """The seams of tracking.
 
-Recorder  what the loop calls after each step: metrics.jsonl, the console, and `Behind`, which has a thread for each
+Recorder  what the loop calls after each step: metrics.jsonl, the console, and each tracker's thread
 Tracker   which sends metrics and samples elsewhere: one file a package, or a class of the user's own
 """
 

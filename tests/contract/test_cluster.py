@@ -266,7 +266,7 @@ class Pipe:
     def connections(self) -> list[Any]:
         return [self._ours]
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         if self.fails:
             raise UserError("reward.py: no such function")
         if self._ours.poll():

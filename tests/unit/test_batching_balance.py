@@ -16,7 +16,7 @@ from tests.cluster_workers import ragged_batch
 def test_a_row_costs_its_tokens_its_scores_and_its_pairs() -> None:
     """Prompts of 3, answers of 4 and 2, whose last tokens are not fed: tokens 3 to 5, and 3."""
     batch = ragged_batch([4, 2])
-    cost = RowCost(token=100.0, scored=10.0, pairs=((None, 1.0),))
+    cost = RowCost(token=100.0, predicted=10.0, pairs=((None, 1.0),))
     prompt = 300 + (1 + 2 + 3)
     assert row_costs(batch, batch.groups, cost).tolist() == [prompt + 300 + (4 + 5 + 6) + 40, prompt + 100 + 4 + 20]
     windowed = RowCost(token=0.0, pairs=((2, 1.0), (None, 10.0)))
@@ -31,7 +31,7 @@ def test_the_cost_of_models_by_their_sizes() -> None:
     dense = row_cost(Qwen2Config(**sizes, num_hidden_layers=3, intermediate_size=64), value_head=False)
     attention = 32 * (2 * 4 * 8 + 2 * 2 * 8)
     assert dense == RowCost(3 * (attention + 3 * 32 * 64), 3200, ((None, 3 * 2 * 32),))
-    assert row_cost(Qwen2Config(**sizes), value_head=True).scored == 0
+    assert row_cost(Qwen2Config(**sizes), value_head=True).predicted == 0
     sparse = Qwen3MoeConfig(
         **sizes, num_hidden_layers=1, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16
     )

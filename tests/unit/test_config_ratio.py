@@ -68,4 +68,4 @@ def test_the_first_step_of_a_configuration_has_this_plan(
     batch = ragged_batch([2, 3, 1, 4])
     batch.tokens.rollout_logprobs = np.full(len(batch.response_ids), -1, np.float32)
     with placed_step(batch, make_algorithm(config.algorithm, 8), config, 1) as placed:
-        assert placed.ratio == plan
+        assert placed.ratio_plan == plan

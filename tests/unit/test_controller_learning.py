@@ -226,7 +226,7 @@ def test_a_reference_takes_up_the_weights_of_each_step_that_refresh_steps_divide
         def __init__(self) -> None:
             """It has no ranks."""
 
-        def approach_policy(self, share: float) -> Future[None]:
+        def approach_actor(self, share: float) -> Future[None]:
             taken.append((step, share))
             return Future(lambda: None, notify=[].append)
 

@@ -93,7 +93,7 @@ def make_producer(
         due, rollout.due = rollout.due, []
         for callback in due:
             callback()
-        reward.turn()
+        reward.poll()
 
     def ask(draw: int) -> Ask:
         prompt = Prompt(draw, np.zeros(1, np.int32), prompts[draw], "test", "", {})

@@ -90,7 +90,7 @@ def siblings(
 def turn_until_idle(manager: RewardManager) -> None:
     while manager.connections():
         wait(manager.connections(), 1)
-        manager.turn()
+        manager.poll()
 
 
 def values(group: Group) -> list[float | None]:
@@ -214,11 +214,11 @@ def test_a_submission_that_hangs_holds_no_other_back(start: Start) -> None:
         manager.submit([siblings(text, "4")], 1, lambda groups: done.append(groups[0].trajectories[0].text))
     while len(done) < 5:
         wait(manager.connections(), 1)
-        manager.turn()
+        manager.poll()
     (group,) = manager.score([siblings("4", "5")])
     assert sorted(done) == [*"abcde"] and values(group) == [1.0, 0.0]
     manager.close()
-    manager.turn()
+    manager.poll()
     assert len(done) == 5 and not manager.connections()
 
 
@@ -337,7 +337,7 @@ def test_what_is_under_way_is_no_reward_of_some_functions(start: Start) -> None:
     begin("rewards")
     for _ in range(5):
         wait(manager.connections(), 0.2)
-        manager.turn()
+        manager.poll()
     assert manager.so_far(group).scores[0].failure is Status.NOT_SCORED and not done
 
 

@@ -55,7 +55,7 @@ def outcomes(pool: WorkerPool, completions: list[str], reference: str = F) -> li
 def turn_until(pool: WorkerPool, is_enough: Callable[[], object]) -> None:
     while not is_enough():
         wait(pool.connections(), 1)
-        pool.turn()
+        pool.poll()
 
 
 def processes_of(session: int) -> list[int]:
@@ -241,7 +241,7 @@ def test_a_call_that_hangs_keeps_one_worker_and_close_ends_it() -> None:
     turn_until(pool, lambda: len(done) == 7)
     assert done == ["other"] * 6 + ["late"] and not hanging[1].scores and pool.connections()
     pool.close()
-    pool.turn()
+    pool.poll()
     assert len(done) == 7 and not pool.connections()
     assert gone(int(late[0].scores[0].value or 0))
 
@@ -264,7 +264,7 @@ def test_the_end_of_a_process_is_readable(patient_pool: WorkerPool) -> None:
     patient_pool.add([call("1"), call("kill")], lambda: done.append(True))
     while not done:
         assert wait(patient_pool.connections(), 60)
-        patient_pool.turn()
+        patient_pool.poll()
 
 
 def test_scores_that_nobody_took_in_for_long_are_not_overdue() -> None:
@@ -272,7 +272,7 @@ def test_scores_that_nobody_took_in_for_long_are_not_overdue() -> None:
     before = outcomes(pool, ["pid"])
     (late,) = calls = [call("1")]
     pool.add(calls, lambda: None)
-    pool.turn()
+    pool.poll()
     time.sleep(1)  # the controller is busy
     turn_until(pool, lambda: not pool.connections())
     assert late.scores[0].value == 1.0 and outcomes(pool, ["pid"]) == before
@@ -288,9 +288,9 @@ def test_what_done_raises_comes_out_of_a_turn_and_other_batches_are_done(pool: W
     pool.add([], fail)
     pool.add([], lambda: done.append("second"))
     with pytest.raises(KeyError, match="nobody wants it"):
-        pool.turn()
+        pool.poll()
     assert wait(pool.connections(), 0)
-    pool.turn()
+    pool.poll()
     assert done == ["second"] and not pool.connections()
 
 

@@ -122,7 +122,7 @@ def learn(config: TrainConfig, batch: Batch, difference_T: FloatArray, step: int
     step = 1 if not batch.versions.any() else step
     algorithm = make_algorithm(config.algorithm, 8)
     with placed_step(batch, algorithm, config, step) as placed:
-        if placed.ratio.anchor is Anchor.ENGINE:
+        if placed.ratio_plan.anchor is Anchor.ENGINE:
             tokens.old_logprobs = tokens.rollout_logprobs
         return actor, update(actor, None, algorithm, placed, config)
 

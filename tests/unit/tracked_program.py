@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 
 from tandem.config.tracking import TrackingConfig
 from tandem.pictures.store import PictureStore
-from tandem.tracking.behind import Behind
 from tandem.tracking.jsonl import JsonlRecorder
+from tandem.tracking.tracker_thread import TrackerThread
 from tandem.tracking.trackers import chosen_trackers
 from tandem.tracking.trajectories import trajectories_path, validation_path
 
@@ -61,7 +61,7 @@ def main(run: Path, tracking: str, first_step: int, last_step: int, kill: bool) 
     mistakes = [f"{one.key}: {problem}" for one in chosen for problem in one.kind().check(one.given())]
     if mistakes:
         sys.exit("\n".join(mistakes))
-    recorders += [Behind(one.name, one.make, one.options, run, first_step) for one in chosen]
+    recorders += [TrackerThread(one.name, one.make, one.options, run, first_step) for one in chosen]
     for step in range(first_step + 1 if first_step else 0, last_step + 1):
         if step:
             write_samples(trajectories_path(run, step), step)

@@ -76,8 +76,8 @@ def lay_out(micro_batch: MicroBatch | None, group: ProcessGroup, multiple: int, 
     held = held_by_rank[rank]
     place_here = np.full(size, -1)
     place_here[held] = np.arange(len(held))
-    scored_here = place_here[place_of_token[whole.predicted_at]]
-    order = np.flatnonzero(scored_here >= 0)
+    predicted_here = place_here[place_of_token[whole.predicted_at]]
+    order = np.flatnonzero(predicted_here >= 0)
 
     def tensor(array: IntArray | BoolArray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
@@ -92,7 +92,7 @@ def lay_out(micro_batch: MicroBatch | None, group: ProcessGroup, multiple: int, 
     return RankRows(
         token_ids=tensor(token_ids[held])[None],
         plan=plan,
-        predicted_at=tensor(scored_here[order]),
+        predicted_at=tensor(predicted_here[order]),
         order=tensor(order),
         targets=tensor(whole.targets),
     )
@@ -116,9 +116,9 @@ def _whole_rows_or_none(micro_batch: MicroBatch | None) -> WholeRows:
     nothing = np.zeros(0, np.int64)
     if micro_batch is None:
         return WholeRows(nothing, nothing, nothing, nothing, None)
-    lengths, tokens, scored = whole_rows(micro_batch)
+    lengths, tokens, predicted = whole_rows(micro_batch)
     experts = None if micro_batch.experts is None else micro_batch.experts[tokens]
-    return WholeRows(lengths, micro_batch.token_ids[tokens], scored, micro_batch.targets.astype(np.int64), experts)
+    return WholeRows(lengths, micro_batch.token_ids[tokens], predicted, micro_batch.targets.astype(np.int64), experts)
 
 
 def _pad_rows(lengths: IntArray, chunks: int, multiple: int) -> tuple[IntArray, IntArray]:
@@ -136,7 +136,8 @@ def _pad_rows(lengths: IntArray, chunks: int, multiple: int) -> tuple[IntArray, 
 
 
 def whole_rows(micro_batch: MicroBatch) -> tuple[IntArray, IntArray, IntArray]:
-    """Lengths of rows that each begin with their prefix, which tokens they are, and the scored places among these."""
+    """Lengths of rows that each begin with their prefix, which tokens they are, and the places among these of those
+    that are predicted."""
     offsets, prefixes = micro_batch.offsets, micro_batch.prefixes
     lengths, before = np.diff(offsets), tokens_before(offsets, prefixes)
     ends = np.setdiff1d(np.arange(len(lengths)), prefixes)  # segments that nothing continues: one a row
@@ -144,7 +145,7 @@ def whole_rows(micro_batch: MicroBatch) -> tuple[IntArray, IntArray, IntArray]:
     row_lengths = (before + lengths)[ends]
     starts = row_lengths.cumsum() - row_lengths
     begins = np.zeros(len(lengths), np.int64)
-    for chain, start in zip(chains[::-1], starts[::-1], strict=True):  # a prefix is scored in its first row
+    for chain, start in zip(chains[::-1], starts[::-1], strict=True):  # a prefix is predicted in its first row
         begins[chain] = start + before[chain]
     parts = [np.arange(int(offsets[segment]), int(offsets[segment + 1])) for chain in chains for segment in chain]
     home = np.searchsorted(offsets, micro_batch.predicted_at, side="right") - 1

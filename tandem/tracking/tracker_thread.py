@@ -51,7 +51,7 @@ class _State:
     """The last one that was sent."""
 
 
-class Behind(Recorder):
+class TrackerThread(Recorder):
     """Runs one tracker. `name` is how messages and files call it; `first_step` is where a resumed run starts."""
 
     def __init__(

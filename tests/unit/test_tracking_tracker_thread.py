@@ -13,9 +13,9 @@ import pytest
 from tandem.config.trackers import TrackerConfig
 from tandem.config.tracking import TrackingConfig
 from tandem.tracking.base import Sample, TrackedRun, Tracker
-from tandem.tracking.behind import Behind
 from tandem.tracking.described import described, masked
 from tandem.tracking.jsonl import JsonlRecorder
+from tandem.tracking.tracker_thread import TrackerThread
 from tandem.tracking.trackers import chosen_trackers
 from tandem.tracking.trajectories import trajectories_path, validation_path
 from tests.unit.tracked_program import write_samples
@@ -57,7 +57,7 @@ def track(
     options: TrackerConfig | None = None,
 ) -> None:
     lines = JsonlRecorder(run / "metrics.jsonl")
-    behind = Behind("kept", make, options or TrackerConfig(), run, first_step)
+    behind = TrackerThread("kept", make, options or TrackerConfig(), run, first_step)
     for step in steps:
         for recorder in (lines, behind):
             recorder.log(step, {"reward/mean": step / 10})
@@ -157,7 +157,7 @@ def test_tables_come_with_the_steps_that_have_files(run: Path) -> None:
         write_samples(trajectories_path(run, step), step)
     write_samples(validation_path(run, 3), 3)
     lines, taken = JsonlRecorder(run / "metrics.jsonl"), []
-    behind = Behind("kept", lambda told: Kept(taken), TrackerConfig(samples_every=2, samples=2), run, 0)
+    behind = TrackerThread("kept", lambda told: Kept(taken), TrackerConfig(samples_every=2, samples=2), run, 0)
     for step in range(1, 7):
         validated = {"val/a/acc/mean@1": 0.5} if step == 3 else {}
         for recorder in (lines, behind):
