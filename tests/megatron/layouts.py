@@ -49,10 +49,20 @@ SHAPE: dict[str, Any] = {
     "pad_token_id": None,
     "initializer_range": 0.2,
 }
+
+
+def _rope(kind: str) -> dict[str, Any]:
+    """Scaled so that rows of a few tokens differ by it."""
+    bands = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if kind == "llama3" else {}
+    trained = {} if kind == "linear" else {"original_max_position_embeddings": 16}
+    return {"rope_type": kind, "rope_theta": 100.0, "factor": 4.0, **bands, **trained}
+
+
 MODELS: dict[str, PreTrainedConfig] = {
     "qwen2": Qwen2Config(**SHAPE, tie_word_embeddings=True),
     "qwen3": Qwen3Config(**SHAPE, head_dim=8, tie_word_embeddings=False),
     "llama": LlamaConfig(**SHAPE, tie_word_embeddings=False),
+    **{f"llama_{kind}": LlamaConfig(**SHAPE, rope_parameters=_rope(kind)) for kind in ("linear", "llama3", "yarn")},
     "qwen3_moe": Qwen3MoeConfig(
         **SHAPE, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, norm_topk_prob=True
     ),
@@ -80,11 +90,11 @@ RESUMED: Runs = {
 RUNS: Runs = {
     2: [
         ({}, (*DENSE, *MOE)),
-        (TP2, DENSE),
+        (TP2, (*DENSE, "llama_llama3")),
         (SP2, (*DENSE, "qwen3", *MOE)),
-        (PP2, (*DENSE, "llama", *MOE)),
+        (PP2, (*DENSE, "llama", "llama_llama3", *MOE)),
         (VPP2, DENSE),
-        (CP2, (*DENSE, *MOE)),
+        (CP2, (*DENSE, "llama_yarn", *MOE)),
         (EP2, MOE),
         ({**SP2, **EP2}, MOE),
         ({**SP2, "activation_checkpointing": True}, MOE),
@@ -137,7 +147,13 @@ class Plan:
 WHOLE = Plan(RUNS, RESUMED, MEASURED, tuple(SAVED), losses={2: {}, 4: CP2})
 QUICK = Plan(
     runs={
-        2: [(TP2, ("qwen2",)), (PP2, (CRITIC,)), (VPP2, ("qwen2",)), (CP2, ("qwen2",)), ({**SP2, **EP2}, MOE)],
+        2: [
+            (TP2, ("qwen2",)),
+            (PP2, (CRITIC, "llama_llama3")),
+            (VPP2, ("qwen2",)),
+            (CP2, ("llama_yarn",)),
+            ({**SP2, **EP2}, MOE),
+        ],
         1: [({}, MOE), ({"activation_checkpointing": True}, ("qwen2",))],
     },
     resumed={1: [], 2: [(PP2, ("qwen2",)), (EP2, MOE)]},

@@ -60,7 +60,7 @@ def told(path: Path, shape: dict[str, Any], ranks: int, **layout: int) -> str:
         ({**DENSE, "attention_bias": True, "mlp_bias": True}, 1, {}, "says: attention_bias: True, mlp_bias: True;"),
         ({**DENSE, "use_sliding_window": True, "sliding_window": 9}, 1, {}, "says: use_sliding_window: True;"),
         ({**MOE, "decoder_sparse_step": 2, "mlp_only_layers": [0]}, 1, {}, "decoder_sparse_step: 2, mlp_only_layers"),
-        ({**DENSE, "rope_scaling": {"type": "yarn", "factor": 4.0}}, 1, {}, "says: RoPE of type yarn;"),
+        ({**DENSE, "rope_scaling": {"type": "dynamic", "factor": 4.0}}, 1, {}, "says: RoPE of type dynamic;"),
     ],
 )
 def test_what_does_not_fit_is_told(

@@ -90,8 +90,8 @@ def test_wandb_has_each_step_once_under_one_id(read_back: Path) -> None:
     both = ["samples", "validation_samples"]
     with_pictures = sorted([*both, *(f"{name}_pictures" for name in both)])
     assert tables == [["validation_samples"], [], both, [], with_pictures, []]
-    # Weights & Biases copies files in a process of its own, which may outlive the run's, and names them by the step that
-    # it knows of then. A process that was killed may have left its table of a step that the next one repeats.
+    # Weights & Biases copies files in a process of its own, which may outlive the run's, and names them by the step
+    # that it knows of then. A process that was killed may have left its table of a step that the next one repeats.
     wait_until(lambda: {2, 4} <= tables_by_step(read_back).keys())
     of_steps = tables_by_step(read_back)
     assert all(table["columns"] == ["step", "prompt", "answer", "reward", "advantage"] for table in of_steps.values())

@@ -22,6 +22,8 @@ _BRIDGED: Mapping[str, tuple[Any, ...]] = {
     "is_causal": (True,),
 }
 """Keys of a config.json that the bridge does not read, and the values with which it computes all the same."""
+BRIDGED_ROPES = ("default", "linear", "llama3", "yarn")
+"""Kinds of RoPE whose frequencies are the same for rows of all lengths: they are handed to Megatron as numbers."""
 
 
 def models_lie_on_ranks(config: ModelsConfig) -> Iterator[str]:
@@ -79,7 +81,7 @@ def _left_out(described: Mapping[str, Any]) -> Iterator[str]:
     for key, values in _BRIDGED.items():
         if described.get(key) is not None and described[key] not in values:
             yield f"{key}: {described[key]}"
-    for kind in sorted(rope_kinds(described) - {"default"}):
+    for kind in sorted(rope_kinds(described).difference(BRIDGED_ROPES)):
         yield f"RoPE of type {kind}"
 
 

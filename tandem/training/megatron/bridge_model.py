@@ -17,8 +17,10 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor, nn
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tandem.config.model import ModelConfig
+from tandem.config.rules.ranks import BRIDGED_ROPES
 from tandem.config.training import MegatronTrainingConfig
 from tandem.errors import UserError
 from tandem.models.storage import read_safetensors
@@ -86,7 +88,8 @@ class Bridged:
             "output_layer.weight": embedding if self._tied else output,
         }
         normalised = getattr(self.hf_config, "norm_topk_prob", True)
-        self._bridge.set_extra_args(**_options(training), moe_router_pre_softmax=not normalised)
+        self._frequencies, scaled = _scaled_rotary(self.hf_config)
+        self._bridge.set_extra_args(**_options(training), **scaled, moe_router_pre_softmax=not normalised)
 
     @property
     def config(self) -> Any:
@@ -103,7 +106,7 @@ class Bridged:
         bridge, shape = self._bridge, self._bridge._get_gptmodel_args()
         bridge.vocab_size, parts = shape["vocab_size"], bridge.make_vocab_size_divisible_by
         bridge.padded_vocab_size = shape["vocab_size"] = -(-bridge.vocab_size // parts) * parts
-        return Stage(
+        made = Stage(
             config=self.config,
             transformer_layer_spec=layer_specs(self.config, stage),
             pre_process=parallel_state.is_pipeline_first_stage(**where),
@@ -113,6 +116,9 @@ class Bridged:
             values=self.value_head,
             **shape,
         )
+        if self._frequencies is not None:
+            made.rotary_pos_emb.inv_freq = self._frequencies.to(made.rotary_pos_emb.inv_freq)
+        return made
 
     @torch.no_grad()
     def load(self, stages: Sequence[Stage], directory: Path) -> None:
@@ -193,15 +199,23 @@ def _fused_name(name: str, experts: set[str]) -> str:
 
 
 def _with_rope_theta(hf_config: Any) -> Any:
-    """The configuration with the rotary base where transformers 4 had it, and where the bridge looks for it."""
-    rope: dict[str, Any] = hf_config.rope_parameters or {}
-    if rope.get("rope_type", "default") != "default":
-        raise UserError(
-            f"model.path: rotary embedding of type {rope['rope_type']} has no counterpart in Megatron's bridge; "
-            "use training.type: fsdp"
-        )
-    hf_config.rope_theta, hf_config.rope_scaling = rope["rope_theta"], None
+    """The configuration with the rotary base where transformers 4 had it, and where the bridge looks for it. How it is
+    scaled is kept from the bridge, which takes every kind for the linear one."""
+    hf_config.rope_theta, hf_config.rope_scaling = hf_config.rope_parameters["rope_theta"], None
     return hf_config
+
+
+def _scaled_rotary(hf_config: Any) -> tuple[Tensor | None, dict[str, Any]]:
+    """The frequencies as transformers scales them, `[head_dim / 2]`, None where it does not; and what scales attention
+    with them, as YaRN does: queries and keys by a factor each, so here their product by its square."""
+    kind = hf_config.rope_parameters.get("rope_type", "default")
+    if kind == "default":
+        return None, {}
+    if kind not in BRIDGED_ROPES:
+        raise UserError(f"model.path: Megatron has no RoPE of type {kind}; use training.type: fsdp")
+    frequencies, factor = ROPE_INIT_FUNCTIONS[kind](hf_config, torch.device("cpu"))
+    head = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // hf_config.num_attention_heads
+    return frequencies, {} if factor == 1 else {"softmax_scale": factor**2 * head**-0.5}
 
 
 def _options(training: MegatronTrainingConfig) -> dict[str, Any]:
