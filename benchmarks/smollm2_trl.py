@@ -60,8 +60,8 @@ def main(task: str, steps: int, seed: int, out: Path, packed: bool) -> None:
         args = GRPOConfig(**settings, **generation, **group)
         trainer = GRPOTrainer(reward_funcs=reward, args=args, **options)
     elif task == "sft":
-        packing = {"packing": packed, "max_length": 512, "per_device_train_batch_size": 8 if packed else 4}
-        args = SFTConfig(**settings, **packing, gradient_accumulation_steps=1 if packed else 4)
+        packing = {"packing": packed, "max_length": 512, "per_device_train_batch_size": 4}
+        args = SFTConfig(**settings, **packing, gradient_accumulation_steps=2 if packed else 4)
         trainer = SFTTrainer(args=args, **options)
     else:
         pairs = {"max_length": 512, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "beta": 0.1}

@@ -73,8 +73,9 @@ def text_config(directory: Path) -> dict[str, Any]:
 
 
 def rope_kinds(described: Mapping[str, Any]) -> set[str]:
-    """Those of a config.json, as transformers 4 or 5 writes it; layers may have one each."""
-    rope = described.get("rope_parameters") or described.get("rope_scaling") or {}
+    """Those of a config.json, as transformers 4 or 5 writes it, of which it reads the former first; layers may have one
+    each."""
+    rope = described.get("rope_scaling") or described.get("rope_parameters") or {}
     by_layer = [value for value in rope.values() if isinstance(value, dict)] or [rope]
     return {str(own.get("rope_type") or own.get("type") or "default") for own in by_layer}
 

@@ -78,6 +78,10 @@ class RemoteCheckpoints:
                 f"trainer.checkpoint_url: {self.url} cannot be written ({error}); mend that, or give another URL"
             ) from error
 
+    def has_best(self, name: str) -> bool:
+        """The best checkpoint there is the one of this name."""
+        return self._pointed("best") == name
+
     def is_behind(self, checkpoint: Path) -> bool:
         """What is there is older than this checkpoint, or another one of its name."""
         latest = self._pointed("latest") or ""

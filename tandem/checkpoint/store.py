@@ -219,6 +219,19 @@ class CheckpointStore:
             check_sound(checkpoint, f"{mend} to start anew")
         return checkpoint
 
+    def best_of(self, step: int | None, checkpoint: Path) -> int | None:
+        """Where the best value that `checkpoint` knows of has its own: at `step`, which older versions do not say, or
+        where the pointer does; None where that is gone, here and at `remote`."""
+        named = self._named("best")
+        if step is None and named is not None and step_of(named.name) <= step_of(checkpoint.name):
+            step = step_of(named.name)
+        if step is None or self._final(step).exists():
+            return step
+        if self._remote is None:
+            return None
+        with self._told_of(self._remote, checkpoint):
+            return step if self._remote.has_best(self._final(step).name) else None
+
     def _done(self, draft: Draft) -> str:
         """How far it is."""
         if self._remote is not None and draft.whole.is_set():

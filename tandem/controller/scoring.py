@@ -22,8 +22,9 @@ from tandem.signals import REWARDS_S, waits_in_vain
 from tandem.types import Group, Trajectory
 
 _LOOK_S = 0.5
-_LOOKING_SHARE = 0.02
-"""Of the time, spent on looks at most: each takes the longer the more prompts a step has."""
+_LOOKING_SHARE, _LONGEST_GAP_S = 0.02, 10.0
+"""Of the thread's time, spent on looks: each takes the longer the more prompts a step has; and the longest time between
+two, whatever that share comes to."""
 
 
 class Answers(NamedTuple):
@@ -177,9 +178,10 @@ class ScoresLookedAt:
             raise StepGivenUp(f"the rewards are not there {REWARDS_S:g} s later")
         if now < self._next:
             return
+        begun_s = time.thread_time()
         groups = self._groups_so_far()
         if self._progress is not None:
             self._progress.tell(groups)
         self._scoring.check_share_early(groups)
-        ended = time.monotonic()
-        self._next = ended + max(_LOOK_S, (ended - now) / _LOOKING_SHARE)
+        gap_s = max(_LOOK_S, (time.thread_time() - begun_s) / _LOOKING_SHARE)
+        self._next = time.monotonic() + min(gap_s, _LONGEST_GAP_S)

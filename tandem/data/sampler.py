@@ -152,7 +152,7 @@ class _Order:
 
 class _ShuffledRows:
     """Rows by rising random keys, equal keys by row. Only a window of them is sorted at a time, that of the index asked
-    for last, so that a row costs the same however many there are, and a large set starts at once."""
+    for last, so that a large set starts at once; to find a window's rows all keys are compared, not sorted."""
 
     _WINDOW = 1 << 18
 
@@ -160,7 +160,8 @@ class _ShuffledRows:
         # Raw bits, whose stream numpy never changes, where that of Generator.permutation may differ between versions.
         self._keys = np.random.Philox(np.random.SeedSequence([*seed])).random_raw(length)
         self._shift = 64 - min(max(length.bit_length() - 10, 1), 16)
-        """Keys that are equal without these last bits are one bucket, of about a thousand; a window is whole ones."""
+        """Keys that are equal without these last bits are one bucket, of about a thousand, and more beyond 2^26 rows; a
+        window is whole ones."""
         self._until = np.zeros(1 << (64 - self._shift), dtype=np.int64)
         """By bucket: how many rows it and those before it hold."""
         for first in range(0, length, 1 << 20):

@@ -49,8 +49,9 @@ class Balance:
     no later than any other, or before the others are with all that waits.
 
     To look at all engines takes a time that grows with their number, and engines ask as often as there are engines. So
-    until when an engine has to be through is found for all of them together, and again once more than one of 64 has
-    changed, or nothing runs whose end would change one. Below 64 engines that is with each change.
+    until when an engine has to be through is found for all of them and for all that waits together: it stays right
+    while that is given out. It is found again once more than one of 64 engines has changed, or nothing runs whose end
+    would change one. Below 64 engines that is with each change.
 
     `slots`, `[engines]`: how many samples each runs side by side; `room`: how many more it could begin, below 0 where
     some wait. `waiting`: samples that wait, of which `size` are given out together.
@@ -104,13 +105,13 @@ class Balance:
 def _latest_ends(
     loads: NDArray[np.int64], slots: NDArray[np.int64], speeds: NDArray[np.float64], waiting: int, size: int
 ) -> NDArray[np.float64]:
-    """When each engine has to be through with `size` samples more, to take them: the first that any engine would be, or
-    when the others are through with all that waits.
+    """When each engine has to be through with `size` samples more, to take them: when all that waits is, given out in
+    lots of `size`, each to the engine that is through with it first; or when the others are through with all that
+    waits, given out so that they end together.
 
-    That is given out so that they end together. What has begun is not moved, so an engine takes part that would be
-    through sooner than those that end sooner still.
+    What has begun is not moved, so of those that end together an engine takes part that would be through sooner than
+    those that end sooner still.
     """
-    first_end = (_work(loads + size, slots) / speeds).min()
     if len(loads) == 1:
         return np.full(1, np.inf)
     free = np.maximum(slots - loads, 0)
@@ -133,7 +134,24 @@ def _latest_ends(
         following = ends[np.minimum(middle + 1 + (middle + 1 >= rank), len(ends) - 1)]
         enough = following >= together(middle)
         low, high = np.where(enough | (low >= high), low, middle + 1), np.where(enough & (low < high), middle, high)
-    return np.maximum(first_end, together(low))
+    return np.maximum(_last_end(loads, slots, speeds, max(1, waiting // size), size), together(low))
+
+
+def _last_end(
+    loads: NDArray[np.int64], slots: NDArray[np.int64], speeds: NDArray[np.float64], lots: int, size: int
+) -> float:
+    """When the last of so many lots is through, each given to the engine that is through with it first. By halving: how
+    many lots all engines together are through with at a time is counted at once."""
+    ends = _work(loads + size, slots) / speeds
+    low = float(ends.min())
+    high = float((_work(loads + size * lots, slots) / speeds).min())
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        work = middle * speeds
+        fitting = np.where(work <= 2 * slots, work / 2, work - slots)
+        through = np.floor((fitting - loads) / size).clip(min=0).sum()
+        low, high = (middle, high) if through < lots else (low, middle)
+    return high * (1 + 1e-9)
 
 
 def _work(loads: NDArray[np.int64], slots: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -36,6 +36,12 @@ class BestValue:
         self._value, self.step = value, step
         return True
 
+    def stands_at(self, step: int | None) -> None:
+        """The checkpoint of the best value is that of `step`; None: it is gone, so the next value is the best."""
+        self.step = step
+        if step is None:
+            self._value = None
+
     def expect_in(self, metrics: StepMetrics, *, validation: bool) -> None:
         """Raises UserError where the run does not measure the metric: it would never call a checkpoint the best.
 

@@ -305,6 +305,7 @@ class _Attempt:
         self._job.load(checkpoint)
         self._position = _Position(saved.step, saved_step=saved.step)
         self._best.load_state(saved.best)
+        self._best.stands_at(self._store.best_of(self._best.step, checkpoint))
         print(f"resuming after step {saved.step} from {checkpoint}", flush=True)
         if saved.step >= self._job.total_steps:
             print(f"no step is left: the run has {self._job.total_steps}; trainer.steps=N lets it go on", flush=True)

@@ -55,6 +55,15 @@ def test_a_resumed_run_goes_on_comparing_the_same_metric() -> None:
         assert after.step == (4 if improves else 3)
 
 
+def test_where_the_best_checkpoint_is_gone_the_next_value_is_the_best() -> None:
+    best = BestValue(TrainerConfig(run_dir=Path("r"), steps=1, best_metric="reward/mean"))
+    best.improves({"reward/mean": 0.5}, 3)
+    best.stands_at(3)
+    assert not best.improves({"reward/mean": 0.4}, 4)
+    best.stands_at(None)
+    assert best.improves({"reward/mean": 0.4}, 4) and best.step == 4
+
+
 def test_a_mode_needs_a_metric() -> None:
     with pytest.raises(ValidationError, match="best_mode: min, but there is no best_metric"):
         TrainerConfig(run_dir=Path("r"), steps=1, best_mode="min")

@@ -61,6 +61,12 @@ def told(path: Path, shape: dict[str, Any], ranks: int, **layout: int) -> str:
         ({**DENSE, "use_sliding_window": True, "sliding_window": 9}, 1, {}, "says: use_sliding_window: True;"),
         ({**MOE, "decoder_sparse_step": 2, "mlp_only_layers": [0]}, 1, {}, "decoder_sparse_step: 2, mlp_only_layers"),
         ({**DENSE, "rope_scaling": {"type": "dynamic", "factor": 4.0}}, 1, {}, "says: RoPE of type dynamic;"),
+        (
+            {**DENSE, "rope_scaling": {"type": "linear", "factor": 4.0}, "partial_rotary_factor": 0.5},
+            1,
+            {},
+            "says: partial_rotary_factor: 0.5;",
+        ),
     ],
 )
 def test_what_does_not_fit_is_told(

@@ -130,6 +130,21 @@ def test_a_run_that_goes_back_has_the_best_of_the_steps_that_are_left(tmp_path):
         assert not (store.directory / "step_000015").exists()
 
 
+def test_the_best_value_stands_where_its_checkpoint_is(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=1)
+    for step, best_step in ((5, 5), (10, 5)):
+        with store.write(step, best_step) as draft:
+            (draft.directory / "state").write_text("")
+        store.finish()
+    latest = store.latest()
+    assert store.best_of(5, latest) == 5
+    assert store.best_of(2, latest) is None, "it was pruned"
+    assert store.best_of(None, latest) == 5, "older versions do not say the step, but there is the pointer"
+    (store.directory / "best").write_text("step_000015\n")
+    (store.directory / "step_000015").mkdir()
+    assert store.best_of(None, latest) is None, "of a step that the run has not got to again"
+
+
 def test_a_checkpoint_that_takes_the_place_of_the_best_is_the_best_only_if_it_is_said_to_be(tmp_path):
     store = CheckpointStore(tmp_path, keep_last=3)
     save(store, 5)

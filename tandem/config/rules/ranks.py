@@ -81,8 +81,13 @@ def _left_out(described: Mapping[str, Any]) -> Iterator[str]:
     for key, values in _BRIDGED.items():
         if described.get(key) is not None and described[key] not in values:
             yield f"{key}: {described[key]}"
-    for kind in sorted(rope_kinds(described).difference(BRIDGED_ROPES)):
+    kinds = rope_kinds(described)
+    for kind in sorted(kinds.difference(BRIDGED_ROPES)):
         yield f"RoPE of type {kind}"
+    rope: Mapping[str, Any] = described.get("rope_scaling") or described.get("rope_parameters") or {}
+    share = rope.get("partial_rotary_factor", described.get("partial_rotary_factor", 1.0))
+    if kinds != {"default"} and share != 1:
+        yield f"partial_rotary_factor: {share}"
 
 
 def find_megatron_mistakes(training: MegatronTrainingConfig, described: Mapping[str, Any], ranks: int) -> Iterator[str]:

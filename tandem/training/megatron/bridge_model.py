@@ -16,6 +16,7 @@ from mbridge import AutoBridge
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.utils import is_te_min_version
 from torch import Tensor, nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -214,6 +215,8 @@ def _scaled_rotary(hf_config: Any) -> tuple[Tensor | None, dict[str, Any]]:
     if kind not in BRIDGED_ROPES:
         raise UserError(f"model.path: Megatron has no RoPE of type {kind}; use training.type: fsdp")
     frequencies, factor = ROPE_INIT_FUNCTIONS[kind](hf_config, torch.device("cpu"))
+    if FUSED and factor != 1 and not is_te_min_version("1.10.0"):
+        raise UserError(f"model.path: RoPE of type {kind} needs TransformerEngine 1.10 or newer; install that")
     head = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // hf_config.num_attention_heads
     return frequencies, {} if factor == 1 else {"softmax_scale": factor**2 * head**-0.5}
 

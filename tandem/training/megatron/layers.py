@@ -78,7 +78,7 @@ class PackedAttention(MegatronModule):
         **_: Any,
     ) -> None:
         super().__init__(config=config)
-        self._scale = softmax_scale or config.kv_channels**-0.5
+        self._scale = config.kv_channels**-0.5 if softmax_scale is None else softmax_scale
         self._group = pg_collection.cp
 
     def forward(
