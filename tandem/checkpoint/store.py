@@ -50,6 +50,10 @@ class RemoteStore(Protocol):
         """What is there is older than this checkpoint, or another one of its name."""
         ...
 
+    def has_best(self, name: str) -> bool:
+        """The best checkpoint there is the one of this name."""
+        ...
+
     def push(self, checkpoint: Path, pointers: Mapping[str, str], keep_last: int, check: Callable[[], None]) -> None:
         """Copy a checkpoint and what points to which one, and keep others as `kept_names` says; `check` raises where it
         is to be given up."""
