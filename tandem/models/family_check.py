@@ -21,8 +21,7 @@ from tandem.models.families import SPATIAL, refusal
 from tandem.models.kv_cache import Decode, Extend, KVCache, Prefill, Prefix
 from tandem.models.lean import make_lean
 from tandem.models.logits import Bend
-from tandem.models.mixing import mend_time_steps, wrap_mixers
-from tandem.models.mixing.finding import has_mixers
+from tandem.models.mixing import has_mixers, mend_time_steps, wrap_mixers
 from tandem.models.sight import random_pixels, sight_of
 from tandem.models.tiny import VOCABULARY, tiny
 from tandem.pictures.positions import places_of

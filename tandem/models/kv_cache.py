@@ -51,6 +51,12 @@ class KVCache:
     def nbytes(self) -> int:
         return sum(cache.nbytes for caches in self._layers.values() for cache in caches)
 
+    @property
+    def token_bytes(self) -> int:
+        """Of a token's keys and values in all layers; 0 before any are stored, and where no layer attends."""
+        held = [cache for caches in self._layers.values() for cache in caches]
+        return sum(cache.nbytes // (cache.shape[0] * cache.shape[-1]) for cache in held)
+
     def reserve(self, slots: int, length: int) -> None:
         """From the next use of a layer on there is room for `slots` rows of `length` tokens; what is stored stays."""
         self.slots, self.length = max(slots, self.slots), max(_rounded(length), self.length)

@@ -77,6 +77,11 @@ class PagedCache:
         return sum(pages.nbytes for both in self._layers.values() for pages in both)
 
     @property
+    def token_bytes(self) -> int:
+        """Of a token's keys and values in all layers; 0 before any are stored, and where no layer attends."""
+        return self.nbytes // (self.pages * PAGE)
+
+    @property
     def used(self) -> int:
         """Pages that rows have."""
         return self.pages - 1 - len(self._free)

@@ -6,9 +6,18 @@ mixed_rows   packed rows as calls of a mixer: a prompt's state is computed once 
 slot_states  the states of the rows that are being generated
 """
 
-from tandem.models.mixing.finding import mend_time_steps, mixers_of, wrap_mixers
-from tandem.models.mixing.mixer import State, StateMixer
+from tandem.models.mixing.finding import has_mixers, mend_time_steps, mixers_of, wrap_mixers
 from tandem.models.mixing.mixed_rows import MixedRows
+from tandem.models.mixing.mixer import State, StateMixer
 from tandem.models.mixing.slot_states import SlotStates
 
-__all__ = ["MixedRows", "SlotStates", "State", "StateMixer", "mend_time_steps", "mixers_of", "wrap_mixers"]
+__all__ = [
+    "MixedRows",
+    "SlotStates",
+    "State",
+    "StateMixer",
+    "has_mixers",
+    "mend_time_steps",
+    "mixers_of",
+    "wrap_mixers",
+]
