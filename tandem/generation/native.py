@@ -44,6 +44,7 @@ from tandem.models.kv_cache import KVCache, Prefix
 from tandem.models.lean import let_go
 from tandem.models.loading import named_part
 from tandem.models.mixing import has_mixers
+from tandem.models.mixing.mixer_check import check_mixers
 from tandem.models.pages import PAGE, PagedCache
 from tandem.models.tower import PictureTower
 from tandem.pictures.marks import PictureNumbers
@@ -154,6 +155,7 @@ class NativeEngine:
         self._weight = next(model.parameters())
         """Any parameter: it knows the device, which transformers looks up at some cost."""
         check_attention(model.config, self._weight.device, self._weight.dtype)
+        check_mixers(model, self._weight.device, self._weight.dtype)
         self._has_states = has_mixers(model)
         self._tokenizer = tokenizer
         self._tower = tower

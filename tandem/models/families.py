@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tandem.model_files import rope_kinds
+from tandem.model_files import STATE_LAYERS, rope_kinds
 from tandem.pictures.vlm_config import MODEL_TYPES, SPATIAL_TYPES
 
 _EQUAL = """
@@ -70,8 +70,6 @@ _OPTIONS: dict[str, tuple[tuple[Any, ...], str]] = {
     "use_bidirectional_attention": ((None, False, "vision"), "lets tokens see later ones"),
 }
 """Key of a configuration -> values that change nothing, and what the others do."""
-STATE_LAYERS = ("linear_attention", "conv", "mamba", "hybrid")
-"""Kinds of layers, as `layer_types` names them, that carry a state from token to token."""
 _LAYERS = ("full_attention", "sliding_attention", "attention", "mlp", "moe", *STATE_LAYERS)
 """Kinds of layers that see tokens of the row alone."""
 _ROPES = ("dynamic", "longrope", "su")

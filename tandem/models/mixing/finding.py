@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from tandem.models.families import STATE_LAYERS
+from tandem.model_files import STATE_LAYERS
 from tandem.models.mixing.mixer import StateMixer
 
 _CONVOLUTION = "ShortConv"
