@@ -83,12 +83,7 @@ def test_the_engine_follows_the_trainer_and_a_resumed_run_the_undisturbed_one(
 def test_a_model_with_states_learns(family: str, recipe: Path, sort4: Path) -> None:
     """Answers of digits, from one in ten."""
     model = make_model(family, sort4, recipe.with_name(f"learns-{family}"))
-    options = [
-        "trainer.steps=60",
-        "trainer.save_every=60",
-        "training.optimizer.lr=3e-3",
-        "algorithm.group_size=8",
-    ]
+    options = ["trainer.steps=60", "trainer.save_every=60", "training.optimizer.lr=3e-3", "algorithm.group_size=8"]
     records = read_metrics(train(recipe, model, f"learned-{family}", *options) / "metrics.jsonl")
     rewards = [record["reward/mean"] for record in records if "reward/mean" in record]
     assert sum(rewards[:5]) / 5 < 0.25 and sum(rewards[-5:]) / 5 > 0.6
