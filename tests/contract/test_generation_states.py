@@ -130,6 +130,25 @@ def test_snapshots_take_room() -> None:
     assert small._prefixes.tokens == 0
 
 
+def test_a_prompts_own_log_probs_are_computed_whole() -> None:
+    eager, ours = pair_of("nemotron_h")
+    engine, (opening,) = engine_of(ours), prompts(ours, (70,))
+    ((row, said),) = asyncio.run(converse(engine, opening, turns=1))
+    longer = np.concatenate((row, said.token_ids, np.array([5], dtype=np.int32)))
+    request = Request(longer, SamplingParams(max_tokens=3), (0,), prompt_logprobs=True)
+
+    async def scored() -> Completion:
+        (found,) = [completion async for completion in engine.generate(request)]
+        return found
+
+    found, ids = asyncio.run(scored()), torch.from_numpy(longer).long()
+    check(eager, longer, found)
+    with torch.no_grad():
+        wanted = eager(ids[None], use_cache=False).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+    assert found.prompt is not None
+    np.testing.assert_allclose(found.prompt.logprobs, wanted.numpy(), rtol=0, atol=BOUND)
+
+
 @pytest.mark.parametrize("family", OFTEN)
 def test_a_publish_forgets_the_states_that_older_weights_have_left(family: str) -> None:
     eager, ours = pair_of(family)

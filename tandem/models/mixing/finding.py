@@ -7,6 +7,7 @@ its mixers when it is called, so also when it is computed again in the backward 
 import inspect
 import math
 from collections.abc import Mapping
+from functools import cache
 from types import MethodType
 from typing import Any
 
@@ -23,13 +24,14 @@ _CONVOLUTION = "ShortConv"
 
 def mixers_of(model: nn.Module) -> list[nn.Module]:
     """The state mixers, told by what their `forward` takes; where several in one another do, the innermost."""
-    takes = {module for module in model.modules() if _is_mixer(module)}
+    takes = {module for module in model.modules() if _is_mixer(type(module))}
     return [module for module in model.modules() if module in takes and len(takes.intersection(module.modules())) == 1]
 
 
-def _is_mixer(module: nn.Module) -> bool:
-    named = "past_key_values" if type(module).__name__.endswith(_CONVOLUTION) else "cache_params"
-    return named in inspect.signature(type(module).forward).parameters
+@cache
+def _is_mixer(kind: type[nn.Module]) -> bool:
+    named = "past_key_values" if kind.__name__.endswith(_CONVOLUTION) else "cache_params"
+    return named in inspect.signature(kind.forward).parameters
 
 
 def wrap_mixers(model: PreTrainedModel) -> None:
@@ -44,15 +46,19 @@ def wrap_mixers(model: PreTrainedModel) -> None:
         raise NotImplementedError(
             f"{len(kinds)} layers carry a state ({', '.join(sorted(set(kinds)))}), and {len(found)} mixers were found"
         )
+    if not found:
+        return
     for number, module in enumerate(found):
         module.as_function, module.plan = StateMixer(module, number), None
         module.forward = MethodType(_mix, module)
-    mixers = set(found)
-    for layer in model.modules():
-        if isinstance(layer, GradientCheckpointingLayer) and mixers.intersection(layer.modules()):
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for layer in layers:
+        inside = set(layer.modules())
+        layer.own_mixers = tuple(module for module in found if module in inside)
+        if layer.own_mixers:
             layer.register_forward_pre_hook(_hand_on, with_kwargs=True)
     body: Any = model.base_model
-    if found and body is not model:
+    if body is not model:
         body.plan = None
         model.register_forward_pre_hook(_note, with_kwargs=True)
         body.register_forward_pre_hook(_add, with_kwargs=True)
@@ -86,9 +92,8 @@ def _add(body: Any, arguments: Any, options: Mapping[str, Any]) -> tuple[Any, Ma
 
 
 def _hand_on(layer: Any, _: Any, options: Mapping[str, Any]) -> None:
-    for module in layer.modules():
-        if hasattr(module, "as_function"):
-            module.plan = options.get("attention_plan")
+    for module in layer.own_mixers:
+        module.plan = options.get("attention_plan")
 
 
 def _mix(self: Any, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
