@@ -14,6 +14,14 @@ DESCRIPTIONS = (
     "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json", "chat_template.json",
 )  # fmt: skip
 """Those that hold a JSON object where they are there."""
+_STATE_FAMILIES = """
+    bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear lfm2 lfm2_moe mamba mamba2 minimax nemotron_h
+    olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp qwen4_exp_text recurrent_gemma
+    rwkv xlstm zamba zamba2 zaya"""
+STATE_FAMILIES = frozenset(_STATE_FAMILIES.split())
+"""Model types with layers that carry a state from token to token."""
+STATE_LAYERS = ("linear_attention", "conv", "mamba", "hybrid")
+"""What `layer_types` calls such a layer."""
 _Count = Annotated[int, Field(gt=0, lt=2**31)]
 
 
@@ -70,6 +78,14 @@ def text_config(directory: Path) -> dict[str, Any]:
     """What `known_config` says of the language model."""
     described = known_config(directory)
     return described.get("text_config") or described
+
+
+def carries_state(directory: Path) -> bool:
+    """Whether layers of the directory's model carry a state from token to token."""
+    kinds = text_config(directory).get("layer_types")
+    if kinds is not None:
+        return any(kind in STATE_LAYERS for kind in kinds)
+    return known_config(directory).get("model_type") in STATE_FAMILIES
 
 
 def rope_kinds(described: Mapping[str, Any]) -> set[str]:

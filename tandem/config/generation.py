@@ -74,8 +74,9 @@ class NativeGenerationConfig(SamplingConfig):
     """Samples that decode at once."""
     prefix_cache_tokens: MayChange[NonNegativeInt | None] = None
     """The most tokens of ended turns whose keys and values are kept for the next turn of their conversation; those used
-    longest ago go first, and a publish drops all. null: as many as `max_running` samples have, each as long as the
-    longest, so that kept ones take no more memory than running ones may."""
+    longest ago go first, and a publish drops all. The states of mixers that are kept with a turn count as the tokens
+    that take as much memory. null: as many as `max_running` samples have, each as long as the longest, so that kept
+    ones take no more memory than running ones may."""
     sleep: MayChange[Literal["never", "idle", "always"]] = "idle"
     """When the keys and values of answers give their memory to models on the same devices, which then come and go, too.
     idle: when no answer is under way; always: those that are under way are computed again after the publish."""

@@ -33,7 +33,7 @@ from tandem.generation.native_rows import DecodeBatch, DecodeSlots
 from tandem.generation.native_sample import NativeSample
 from tandem.generation.native_steps import Chosen, DecodingSteps, PlainSteps
 from tandem.generation.pending import Results
-from tandem.generation.prefixes import PrefixCache
+from tandem.generation.prefixes import PrefixCache, Snapshot
 from tandem.generation.prompt_logprobs import prompt_logprobs
 from tandem.generation.recorded import RecordedSteps
 from tandem.generation.sampling import most_probable
@@ -43,6 +43,8 @@ from tandem.models.attention.kernel_check import check_attention
 from tandem.models.kv_cache import KVCache, Prefix
 from tandem.models.lean import let_go
 from tandem.models.loading import named_part
+from tandem.models.mixing import has_mixers
+from tandem.models.mixing.mixer_check import check_mixers
 from tandem.models.pages import PAGE, PagedCache
 from tandem.models.tower import PictureTower
 from tandem.pictures.marks import PictureNumbers
@@ -153,6 +155,8 @@ class NativeEngine:
         self._weight = next(model.parameters())
         """Any parameter: it knows the device, which transformers looks up at some cost."""
         check_attention(model.config, self._weight.device, self._weight.dtype)
+        check_mixers(model, self._weight.device, self._weight.dtype)
+        self._has_states = has_mixers(model)
         self._tokenizer = tokenizer
         self._tower = tower
         self._pictures = PictureNumbers()
@@ -248,10 +252,10 @@ class NativeEngine:
         kept = _KEPT_ASLEEP
         if self._weight.is_cuda:
             kept = torch.cuda.get_device_properties(self._weight.device).total_memory * _SHARE_KEPT_ASLEEP
-        if self._cache.nbytes > kept:
+        if self._cache.nbytes + self._cache.states.nbytes > kept:
             self._renew_cache()
         self._cache.forget_rows()
-        self._prefixes = PrefixCache()
+        self._prefixes = PrefixCache(self._has_states)
         if self._weight.is_cuda:
             let_go(self._model)
         if self._tower is not None:
@@ -278,7 +282,7 @@ class NativeEngine:
         """What stood here before goes first, or both would be there at once."""
         admitted = getattr(self, "_cache", None)
         admitted = admitted.admitted if isinstance(admitted, PagedCache) else 0
-        self._prefixes = PrefixCache()
+        self._prefixes = PrefixCache(self._has_states)
         device, never = self._weight.device, self._never_drawn
         self._cache: KVCache | PagedCache = KVCache()
         self._steps: DecodingSteps = PlainSteps(self._forward, self._cache, self._rows, never, device)
@@ -436,13 +440,20 @@ class NativeEngine:
 
     def _keep(self, slots: IntArray) -> None:
         """Keep what is computed of the rows in these slots: all but their last tokens."""
-        room = self._prefix_cache_tokens
+        room, each = self._prefix_cache_tokens, self._snapshot_tokens()
         if room is None:
-            room = self._rows.slots * self._cache.length
+            room = self._rows.slots * (self._cache.length + each)
         room = min(room, self._prefixes.tokens + self._cache.tokens_left())
         for slot in slots.tolist():
             row = np.concatenate((self._rows.samples[slot].request.token_ids, self._rows.of(slot)["token"][:-1]))
-            self._prefixes.keep(row, partial(self._cache.read, slot), room)
+            snapshot = Snapshot(self._cache.states.read(slot), each) if self._has_states else None
+            self._prefixes.keep(row, partial(self._cache.read, slot), room, snapshot)
+
+    def _snapshot_tokens(self) -> int:
+        """How many tokens of keys and values take the memory of a row's states; of a model that has none of them, as
+        many as the longest row has."""
+        cache = self._cache
+        return -(-cache.states.row_bytes // cache.token_bytes) if cache.token_bytes else cache.length
 
     def _release(self, slots: list[int]) -> None:
         """Drop rows."""

@@ -113,7 +113,10 @@ class RecordedSteps:
             return compute
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # what libraries allocate at their first use must not be recorded
+        with (
+            torch.cuda.stream(side),
+            self._cache.states.unchanged(rows),
+        ):  # what libraries allocate at their first use must not be recorded
             first = compute()
         torch.cuda.current_stream().wait_stream(side)
         if self._logits is None:  # outside the graphs' memory, which they share

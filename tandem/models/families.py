@@ -6,27 +6,30 @@ of its eager attention. `family_check` measures that with a small model; docs/mo
 says the same without a model: tests/unit/test_models_families.py holds the two together.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tandem.model_files import rope_kinds
+from tandem.model_files import STATE_LAYERS, rope_kinds
 from tandem.pictures.vlm_config import MODEL_TYPES, SPATIAL_TYPES
 
 _EQUAL = """
-    afmoe apertus arcee aria_text axk1 biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm dbrx deepseek_v2 deepseek_v3
-    dots1 emu3 ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo fuyu gemma gemma2 gemma3 gemma3_text gemma3n_text
-    gemma4 gemma4_text gemma4_unified gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite got_ocr2 gpt-sw3 gpt2
-    gpt_bigcode gpt_neox gpt_oss granite granite_swa granitemoe granitemoe_swa granitemoeshared helium hunyuan_v1_dense
-    hunyuan_v1_moe hy_v3 hyperclovax jais2 jetmoe laguna llama longcat_flash mellum mimo_v2_flash minimax_m2 ministral
-    ministral3 mistral mixtral nanochat olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phi4_multimodal phimoe qwen2
-    qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open starcoder2 vaultgemma youtu"""
+    afmoe apertus arcee aria_text axk1 bamba biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm dbrx deepseek_v2
+    deepseek_v3 dots1 emu3 ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon_h1 flex_olmo fuyu gemma gemma2 gemma3
+    gemma3_text gemma3n_text gemma4 gemma4_text gemma4_unified gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite
+    got_ocr2 gpt-sw3 gpt2 gpt_bigcode gpt_neox gpt_oss granite granite_swa granitemoe granitemoe_swa granitemoehybrid
+    granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax jais2 jetmoe kimi_linear laguna lfm2
+    lfm2_moe llama longcat_flash mamba2 mellum mimo_v2_flash minimax_m2 ministral ministral3 mistral mixtral nanochat
+    nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe opt persimmon phi phi3 phi4_multimodal phimoe qwen2 qwen2_moe qwen3
+    qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next seed_oss smollm3 solar_open starcoder2
+    vaultgemma youtu zamba2"""
 EQUAL = frozenset(_EQUAL.split())
 """Model types whose log-probs are those of eager attention, where none of the options below says otherwise."""
 
 _VALUE_HEADS = """
     apertus arcee axk1 biogpt deepseek_v3 exaone4 gemma gemma2 glm glm4 gpt-sw3 gpt2 gpt_bigcode gpt_neox gpt_oss
-    helium llama ministral ministral3 mistral mixtral persimmon phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe seed_oss
-    smollm3 starcoder2"""
+    helium llama ministral ministral3 mistral mixtral persimmon phi phi3 qwen2 qwen2_moe qwen3 qwen3_5 qwen3_moe
+    qwen3_next seed_oss smollm3 starcoder2"""
 VALUE_HEADS = frozenset(_VALUE_HEADS.split())
 """Those of them that transformers has with a head of one number a token: critics and reward models."""
 
@@ -36,10 +39,9 @@ SPATIAL = frozenset(SPATIAL_TYPES)
 """Those of them in which a picture's tokens have positions in three dimensions."""
 
 _REFUSED = {
-    "a state goes from token to token (recurrence, convolution) and would go on from one row into the next": """bamba
-    falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear lfm2 lfm2_moe mamba mamba2 minimax nemotron_h olmo_hybrid
-    qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp qwen4_exp_text recurrent_gemma rwkv xlstm
-    zamba zamba2 zaya""",
+    "its scan ignores the state that several tokens go on from": "falcon_mamba jamba mamba",
+    "it keeps what goes from token to token in a form of its own": """minimax qwen4_exp qwen4_exp_text recurrent_gemma
+    rwkv xlstm zamba zaya""",
     "it computes attention by itself, in which packed rows see one another": """big_bird bloom codegen cpmant falcon git
     gpt_neo gpt_neox_japanese gptj megatron-bert mpt mvp openai-gpt prophetnet reformer roformer trocr xglm xlm
     xlnet""",
@@ -68,8 +70,8 @@ _OPTIONS: dict[str, tuple[tuple[Any, ...], str]] = {
     "use_bidirectional_attention": ((None, False, "vision"), "lets tokens see later ones"),
 }
 """Key of a configuration -> values that change nothing, and what the others do."""
-_LAYERS = ("full_attention", "sliding_attention")
-"""Kinds of layers, as `layer_types` names them, that attend to tokens of the row alone."""
+_LAYERS = ("full_attention", "sliding_attention", "attention", "mlp", "moe", *STATE_LAYERS)
+"""Kinds of layers that see tokens of the row alone."""
 _ROPES = ("dynamic", "longrope", "su")
 """RoPE whose angles depend on how long the longest row of a pass is."""
 
@@ -97,6 +99,14 @@ def _reasons(described: Mapping[str, Any]) -> Iterator[str]:
     for kind in text.get("layer_types") or ():
         if kind not in _LAYERS:
             yield f"layers of the kind {kind} do more than attend to the tokens of their row"
+    if (limits := text.get("time_step_limit")) and not _unbounded(limits):
+        yield f"time_step_limit {limits} bounds the time steps of its mixers, but for those of single tokens"
     for kind in rope_kinds(text):
         if kind in _ROPES:
             yield f"RoPE of type {kind} depends on how long the longest row of a pass is; use another RoPE scaling"
+
+
+def _unbounded(limits: Sequence[Any]) -> bool:
+    """Of two numbers, infinity as transformers writes it, or as JSON cannot."""
+    lower, upper = limits
+    return not lower and upper in (math.inf, "Infinity", {"__float__": "Infinity"})

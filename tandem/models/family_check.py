@@ -21,8 +21,9 @@ from tandem.models.families import SPATIAL, refusal
 from tandem.models.kv_cache import Decode, Extend, KVCache, Prefill, Prefix
 from tandem.models.lean import make_lean
 from tandem.models.logits import Bend
+from tandem.models.mixing import has_mixers, mend_time_steps, wrap_mixers
 from tandem.models.sight import random_pixels, sight_of
-from tandem.models.tiny import tiny
+from tandem.models.tiny import VOCABULARY, tiny
 from tandem.pictures.positions import places_of
 from tandem.types import IntArray, Picture
 
@@ -30,17 +31,28 @@ TAKES_FEATURES = tuple(map(int, transformers.__version__.split(".")[:2])) >= (5,
 """Models of this transformers take the features of pictures, `mm_encoder_outputs`, in the place of pixels."""
 TOLERANCE = 1e-4
 """By how much two log-probs of a token may differ, in float32."""
-_ROWS = (torch.arange(3, 14), torch.arange(20, 27))
-"""Token ids. Longer than a small model's window, and of different lengths."""
 _OTHER_TOKEN = 14
 """In the place of the token that stands for pictures, which may be any."""
-_PROMPTS = (5, 3)
-"""How many tokens of each row are there before generation starts."""
-_KEPT = (4, 1)
-"""How many tokens of each prompt are there from an earlier request, where one goes on from what that has left."""
 _MAX_PARAMETERS = 2**26
 _SIDE = 2
 """Rows of tokens that the picture takes in the first row of a model that sees pictures, and its columns."""
+
+
+class _Rows(NamedTuple):
+    """What is compared."""
+
+    rows: Sequence[Tensor]
+    """Token ids of each row; of different lengths."""
+    prompts: Sequence[int]
+    """How many tokens of each row are there before generation starts."""
+    kept: Sequence[int]
+    """How many tokens of each prompt are there from an earlier request, where one goes on from what that has left."""
+
+
+_ROWS = _Rows((torch.arange(3, 14), torch.arange(20, 27)), (5, 3), (4, 1))
+"""Longer than a small model's window."""
+_LONG_ROWS = _Rows((torch.arange(3, 144) % VOCABULARY, torch.arange(20, 97) % VOCABULARY), (131, 73), (70, 1))
+"""For state mixers: longer than two of their chunks, of which none but Mamba-2's can be made small."""
 _AGREED = set[tuple[type, str]]()
 """Configurations, as JSON, that this process has checked: the roles of a run mostly load the same one."""
 
@@ -83,13 +95,15 @@ def compare(config: PreTrainedConfig, trust_remote_code: bool = False) -> Agreem
     """Measured on a small model of the same family and options; raises whatever that raises."""
     small = tiny(config)
     with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
         eager, ours = _models(small, trust_remote_code)
     if is_picture_model(small):
         return _compare_with_a_picture(eager, ours)
-    wanted = [eager(row[None], use_cache=False).logits[0] for row in _ROWS]
-    answers = [row[prompt - 1 :] for row, prompt in zip(wanted, _PROMPTS, strict=True)]
-    cached = [*_cached(ours, kept=False), *_cached(ours, kept=True)]
-    return Agreement(_difference(_packed(ours), wanted), _difference(cached, [*answers, *answers]))
+    asked = _LONG_ROWS if has_mixers(ours) else _ROWS
+    wanted = [eager(row[None], use_cache=False).logits[0] for row in asked.rows]
+    answers = [row[prompt - 1 :] for row, prompt in zip(wanted, asked.prompts, strict=True)]
+    cached = [*_cached(ours, asked, kept=False), *_cached(ours, asked, kept=True)]
+    return Agreement(_difference(_packed(ours, asked), wanted), _difference(cached, [*answers, *answers]))
 
 
 def _compare_with_a_picture(eager: Any, ours: Any) -> Agreement:
@@ -104,7 +118,7 @@ def _compare_with_a_picture(eager: Any, ours: Any) -> Agreement:
     count = len(features[0])
     picture = Picture("", (_SIDE, count // _SIDE) if spatial else (1, count), place=1)
     token = eager.config.image_token_id
-    rows = [row.masked_fill(row == token, _OTHER_TOKEN) for row in _ROWS]
+    rows = [row.masked_fill(row == token, _OTHER_TOKEN) for row in _ROWS.rows]
     first, second, prompt = rows[0], rows[1], picture.place + count
     shown = slice(picture.place, prompt)
     first[shown] = token
@@ -161,6 +175,8 @@ def _models(config: PreTrainedConfig, trust_remote_code: bool) -> tuple[PreTrain
     _draw(eager)
     ours.load_state_dict(eager.state_dict())
     make_lean(ours)
+    mend_time_steps(eager)
+    wrap_mixers(ours)
     return eager, ours
 
 
@@ -174,14 +190,14 @@ def _draw(model: PreTrainedModel) -> None:
             parameter.add_(torch.empty_like(parameter).normal_(0, 0.3, generator=generator))
 
 
-def _packed(model: PreTrainedModel) -> list[Tensor]:
+def _packed(model: PreTrainedModel, asked: _Rows) -> list[Tensor]:
     """Logits of each row, `[T, V]`. The first is cut where its prompt ends, as the siblings of a group are."""
-    lengths = [len(row) for row in _ROWS]
-    plan = PackedRows(np.array([0, _PROMPTS[0], lengths[0], sum(lengths)]), prefixes=np.array([-1, 0, -1]))
+    lengths = [len(row) for row in asked.rows]
+    plan = PackedRows(np.array([0, asked.prompts[0], lengths[0], sum(lengths)]), prefixes=np.array([-1, 0, -1]))
     body: Any = model.base_model
     layer: Any = model.get_output_embeddings()
     hidden = body(
-        torch.cat(_ROWS)[None],
+        torch.cat([*asked.rows])[None],
         position_ids=plan.positions[None],
         attention_plan=plan,
         use_cache=False,
@@ -190,34 +206,42 @@ def _packed(model: PreTrainedModel) -> list[Tensor]:
     return list(Bend.of(model.config).logits_(layer(hidden))[0].split(lengths))
 
 
-def _cached(model: PreTrainedModel, kept: bool) -> list[Tensor]:
+def _cached(model: PreTrainedModel, asked: _Rows, kept: bool) -> list[Tensor]:
     """Logits of each row from the last token of its prompt to where the first row ends, `[T, V]`.
 
-    `kept`: the prompts are computed again, from what the first pass has left of their beginnings.
+    `kept`: the prompts are computed from what an earlier pass has left of their beginnings.
     """
-    lengths, prompts = np.array([len(row) for row in _ROWS]), np.array(_PROMPTS)
+    lengths, prompts = np.array([len(row) for row in asked.rows]), np.array(asked.prompts)
     cache = KVCache()
-    cache.reserve(len(_ROWS), int(lengths.max()))
-    offsets = np.concatenate(([0], np.cumsum(prompts)))
-    prefill = Prefill(cache, offsets, 0, np.arange(len(_ROWS)), torch.device("cpu"))
-    prompt_N = torch.cat([row[:length] for row, length in zip(_ROWS, _PROMPTS, strict=True)])
-    parts = [_forward(model, prompt_N, prefill, torch.from_numpy(offsets[1:] - 1))]
-    if kept:
-        parts = [_extended(model, cache, prompts)]
+    cache.reserve(len(asked.rows), int(lengths.max()))
+    parts = [_extended(model, cache, asked) if kept else _prefilled(model, cache, asked, prompts)]
     for made in range(int((lengths - prompts).min())):
         position_B = prompts + made
         plan = Decode(cache, torch.from_numpy(position_B), int(position_B.min()) + 1, int(position_B.max()) + 1)
-        token_B = torch.stack([row[position] for row, position in zip(_ROWS, position_B, strict=True)])
+        token_B = torch.stack([row[position] for row, position in zip(asked.rows, position_B, strict=True)])
         parts.append(_forward(model, token_B, plan))
     return list(torch.stack(parts, dim=1))
 
 
-def _extended(model: PreTrainedModel, cache: KVCache, prompts: IntArray) -> Tensor:
+def _prefilled(model: PreTrainedModel, cache: KVCache, asked: _Rows, lengths: IntArray) -> Tensor:
+    """Logits after so many tokens of each row, `[B, V]`, which are computed whole."""
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    plan = Prefill(cache, offsets, 0, np.arange(len(lengths)), torch.device("cpu"))
+    token_N = torch.cat([row[:length] for row, length in zip(asked.rows, lengths, strict=True)])
+    return _forward(model, token_N, plan, torch.from_numpy(offsets[1:] - 1))
+
+
+def _extended(model: PreTrainedModel, cache: KVCache, asked: _Rows) -> Tensor:
     """Logits after each prompt, `[B, V]`, whose beginning is read from the cache."""
-    prefixes = [Prefix(count, [(cache.read(slot, 0, count), count)]) for slot, count in enumerate(_KEPT)]
-    lengths = prompts - _KEPT
-    plan = Extend(cache, prefixes, lengths, 0, np.arange(len(_ROWS)), torch.device("cpu"))
-    rest_N = torch.cat([row[start:stop] for row, start, stop in zip(_ROWS, _KEPT, prompts, strict=True)])
+    kept, prompts = np.array(asked.kept), np.array(asked.prompts)
+    _prefilled(model, cache, asked, kept)
+    prefixes = [
+        Prefix(count, [(cache.read(slot, 0, count), count)], cache.states.read(slot))
+        for slot, count in enumerate(asked.kept)
+    ]
+    lengths = prompts - kept
+    plan = Extend(cache, prefixes, lengths, 0, np.arange(len(prompts)), torch.device("cpu"))
+    rest_N = torch.cat([row[start:stop] for row, start, stop in zip(asked.rows, kept, prompts, strict=True)])
     return _forward(model, rest_N, plan, torch.from_numpy(np.cumsum(lengths) - 1))
 
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from tandem.models.attention import PackedRows, Scoring
+from tandem.models.mixing import SlotStates, State, StateMixer
+from tandem.models.mixing.slot_states import States, stacked
 from tandem.types import IntArray
 
 _LENGTHS = 16
@@ -42,10 +44,18 @@ class KVCache:
         what `_layers` has are views of it."""
         self._seen: dict[int, tuple[tuple[int, ...], Sequence[Tensor]]] = {}
         self._masks: dict[tuple[int | None, torch.dtype], Tensor] = {}
+        self.states = SlotStates()
+        """Of state mixers, in the same slots."""
 
     @property
     def nbytes(self) -> int:
         return sum(cache.nbytes for caches in self._layers.values() for cache in caches)
+
+    @property
+    def token_bytes(self) -> int:
+        """Of a token's keys and values in all layers; 0 before any are stored, and where no layer attends."""
+        held = [cache for caches in self._layers.values() for cache in caches]
+        return sum(cache.nbytes // (cache.shape[0] * cache.shape[-1]) for cache in held)
 
     def reserve(self, slots: int, length: int) -> None:
         """From the next use of a layer on there is room for `slots` rows of `length` tokens; what is stored stays."""
@@ -123,6 +133,7 @@ class KVCache:
             for cache in caches:
                 for old, new in zip(source, target, strict=True):  # on a CPU faster than by index
                     cache[new, ..., :length] = cache[old, ..., :length]
+        self.states.move(source, target)
 
     def prefill(self, offsets: IntArray, first: int, prompt_B: IntArray, device: torch.device) -> "Prefill":
         return Prefill(self, offsets, first, prompt_B, device)
@@ -151,6 +162,8 @@ class Prefix:
     """Tokens."""
     parts: Sequence[tuple[KeysValues, int]]
     """Head to tail, each with the number of its first tokens that belong to the prefix."""
+    states: States | None = None
+    """After its last token, of a model with state mixers."""
 
     def layer(self, index: int, which: int) -> Tensor:
         """Keys (`which` 0) or values (1) of a layer: `[kv_heads, head_dim, length]`."""
@@ -166,6 +179,7 @@ class Prefill:
         self._cache = cache
         self._packed = PackedRows(offsets, device)
         self._slots = slice(first, first + len(prompt_B))
+        self._prompt_B = torch.from_numpy(prompt_B).to(device)
         lengths = np.diff(offsets)
         self.position_N = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])).to(device)
         inside = np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
@@ -178,6 +192,11 @@ class Prefill:
             cache[self._slots, ..., : rows.shape[1]] = rows.permute(0, 2, 3, 1)
         return self._packed.attend(layer, query, key, value, scoring)
 
+    def mix(self, mixer: StateMixer, hidden: Tensor) -> Tensor:
+        output, after = self._packed.mix_and_keep(mixer, hidden)
+        self._cache.states.write(mixer, self._slots.start, after.take(self._prompt_B), self._cache.slots)
+        return output
+
 
 def behind_prefixes(
     prefixes: Sequence[Prefix | None], lengths: IntArray, device: torch.device
@@ -189,6 +208,11 @@ def behind_prefixes(
     offsets = np.concatenate(([0], np.cumsum([*counts, *lengths])))
     prefix_of = np.concatenate((np.full(len(counts), -1), np.where(known, np.cumsum(known) - 1, -1)))
     return PackedRows(offsets, device, prefix_of, computed=len(counts)), offsets[:-1]
+
+
+def states_of(prefixes: Sequence[Prefix], mixer: StateMixer) -> State:
+    """A mixer's states after the prefixes, which all have them."""
+    return stacked([prefix.states for prefix in prefixes if prefix.states is not None], mixer)
 
 
 class Extend:
@@ -207,6 +231,7 @@ class Extend:
         `prompt_B` are the prompts of slot `first` and on, those of a prompt side by side."""
         self._cache = cache
         self._prefixes = [prefix for prefix in prefixes if prefix is not None]
+        self._first, self._prompt_B = first, torch.from_numpy(prompt_B).to(device)
         self._packed, _ = behind_prefixes(prefixes, lengths, device)
         self.position_N = self._packed.positions
         known = np.array([prefix is not None for prefix in prefixes])
@@ -229,6 +254,11 @@ class Extend:
         caches = self._cache.layer(layer, key, value)
         keys, values = (self._store(layer, which, caches[which], new) for which, new in enumerate((key, value)))
         return self._packed.attend(layer, query, keys, values, scoring)
+
+    def mix(self, mixer: StateMixer, hidden: Tensor) -> Tensor:
+        output, after = self._packed.mix_and_keep(mixer, hidden, states_of(self._prefixes, mixer))
+        self._cache.states.write(mixer, self._first, after.take(self._prompt_B), self._cache.slots)
+        return output
 
     def _store(self, layer: int, which: int, cache: Tensor, new: Tensor) -> Tensor:
         """Fill the slots; returns all prefixes and then the new tokens, `[1, kv_heads, tokens, head_dim]`."""
@@ -277,6 +307,9 @@ class Decode:
             seen = [x.index_select(0, self._shared[0]) for x in seen]
         keys, values = (x[:rows].flatten(0, 1) for x in seen)
         return _attended(query[0].transpose(0, 1), keys, values, mask, scoring)[None]
+
+    def mix(self, mixer: StateMixer, hidden: Tensor) -> Tensor:
+        return self._cache.states.decode(mixer, hidden[0], self._shared)[None]
 
     def attend_packed(self, layer: int, packed_N: Tensor, kv_heads: int, scoring: Scoring) -> Tensor:
         """As `attend`, `[N, heads * head_dim]`, for queries, keys and values side by side:

@@ -25,6 +25,7 @@ from tandem.models.end_of_sequence import is_token_id
 from tandem.models.family_check import check_family
 from tandem.models.lean import make_lean
 from tandem.models.lora import is_adapter, reset_adapters
+from tandem.models.mixing import wrap_mixers
 from tandem.models.storage import read_safetensors
 from tandem.pictures.vlm_config import sees_pictures
 from tandem.stored import DamagedFile, read_json
@@ -172,6 +173,7 @@ def load_empty(config: ModelConfig, value_head: bool) -> PreTrainedModel:
     # As transformers tells families apart: by the names of classes, which sharding changes.
     model._weight_conversions = get_model_conversion_mapping(model, add_legacy=False)
     make_lean(model)
+    wrap_mixers(model)
     return model
 
 
@@ -242,6 +244,7 @@ def load_model(config: ModelConfig, value_head: bool) -> PreTrainedModel:
     _zero_value_head(model, config.path, report["missing_keys"])
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     make_lean(model)
+    wrap_mixers(model)
     return model
 
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from tandem.errors import UserError
 from tandem.models.attention import PackedRows, Scoring
 from tandem.models.kernels import decoding
-from tandem.models.kv_cache import KeysValues, Prefix, behind_prefixes
+from tandem.models.kv_cache import KeysValues, Prefix, behind_prefixes, states_of
+from tandem.models.mixing import SlotStates, StateMixer
 from tandem.types import IntArray
 
 PAGE = 16
@@ -54,6 +55,8 @@ class PagedCache:
         self._most = np.zeros(0, dtype=np.int64)
         """By slot, the pages that its row may come to have."""
         self._changed = False
+        self.states = SlotStates()
+        """Of state mixers, in the same slots: they take no pages."""
 
     @property
     def slots(self) -> int:
@@ -72,6 +75,11 @@ class PagedCache:
     @property
     def nbytes(self) -> int:
         return sum(pages.nbytes for both in self._layers.values() for pages in both)
+
+    @property
+    def token_bytes(self) -> int:
+        """Of a token's keys and values in all layers; 0 before any are stored, and where no layer attends."""
+        return self.nbytes // (self.pages * PAGE)
 
     @property
     def used(self) -> int:
@@ -125,11 +133,12 @@ class PagedCache:
     @property
     def _unmeasured(self) -> bool:
         """How large pages are is not known: a row must have some first."""
-        return self._limit is None and not self._layers and self._device.type == "cuda"
+        known = self._layers or self.states.nbytes
+        return self._limit is None and not known and self._device.type == "cuda"
 
     def _most_pages(self) -> int:
         if self._limit is None:
-            if self._device.type != "cuda":
+            if self._device.type != "cuda" or not self._layers:
                 return np.iinfo(np.int32).max
             free, _ = torch.cuda.mem_get_info(self._device)
             free += torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
@@ -208,6 +217,7 @@ class PagedCache:
             array[list(target)] = array[list(source)]
             array[[slot for slot in source if slot not in target]] = 0
         self._changed = True
+        self.states.move(source, target)
 
     def forget_rows(self) -> None:
         """No row is stored any more; memory stays. How many pages there may be is asked anew."""
@@ -265,12 +275,18 @@ class PagedPrefill:
         self._cache = cache
         self._packed = PackedRows(offsets, device)
         self.position_N = self._packed.positions
+        self._first, self._prompt_B = first, torch.from_numpy(prompt_B).to(device)
         written = cache.written(first, prompt_B, np.diff(offsets).tolist())
         self._token_M, self._place_M = (torch.from_numpy(x).to(device) for x in written)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         _store(self._cache, layer, key, value, self._token_M, self._place_M)
         return self._packed.attend(layer, query, key, value, scoring)
+
+    def mix(self, mixer: StateMixer, hidden: Tensor) -> Tensor:
+        output, after = self._packed.mix_and_keep(mixer, hidden)
+        self._cache.states.write(mixer, self._first, after.take(self._prompt_B), self._cache.slots)
+        return output
 
 
 class PagedExtend:
@@ -290,6 +306,7 @@ class PagedExtend:
         self._prefixes = [prefix for prefix in prefixes if prefix is not None]
         self._packed, begins = behind_prefixes(prefixes, lengths, device)
         self.position_N = self._packed.positions
+        self._first, self._prompt_B = first, torch.from_numpy(prompt_B).to(device)
         of_prefix, of_rest = np.split(begins, [len(self._prefixes)])
         row = [rest + np.arange(length) for rest, length in zip(of_rest, lengths, strict=True)]
         known = [index for index, prefix in enumerate(prefixes) if prefix is not None]
@@ -306,6 +323,11 @@ class PagedExtend:
         )
         _store(self._cache, layer, keys, values, self._token_M, self._place_M)
         return self._packed.attend(layer, query, keys, values, scoring)
+
+    def mix(self, mixer: StateMixer, hidden: Tensor) -> Tensor:
+        output, after = self._packed.mix_and_keep(mixer, hidden, states_of(self._prefixes, mixer))
+        self._cache.states.write(mixer, self._first, after.take(self._prompt_B), self._cache.slots)
+        return output
 
 
 class PagedDecode:
@@ -328,6 +350,9 @@ class PagedDecode:
         for pages, new in zip(both, made, strict=True):
             pages.flatten(0, 1).index_copy_(0, self.place_N, new)
         return self.attend_to(both, query[0].transpose(0, 1), scoring)[None]
+
+    def mix(self, mixer: StateMixer, hidden: Tensor) -> Tensor:
+        return self._cache.states.decode(mixer, hidden[0])[None]
 
     def pages(self, layer: int, key: Tensor, value: Tensor) -> list[Tensor]:
         """The layer's keys and values, which end as these do."""

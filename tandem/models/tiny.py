@@ -33,7 +33,12 @@ _SIZES = (
         " linear_value_head_dim mamba_d_state state_size ssm_state_size swa_head_dim swa_v_head_dim"
         " hidden_size_per_layer_input",
     ),
-    (8, "qk_rope_head_dim qk_nope_head_dim rotary_dim mamba_num_heads mamba_n_heads n_mamba_heads"),
+    (128, "mamba_d_ssm"),
+    (
+        8,
+        "qk_rope_head_dim qk_nope_head_dim rotary_dim mamba_num_heads mamba_n_heads n_mamba_heads chunk_size"
+        " mamba_chunk_size",
+    ),
     (
         HEADS,
         "num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads attention_heads"
@@ -43,7 +48,7 @@ _SIZES = (
     (
         2,
         "kv_n_heads num_experts_per_tok num_experts_per_token moe_topk moe_k linear_num_key_heads index_block_size"
-        " index_topk_blocks",
+        " index_topk_blocks n_groups mamba_n_groups mamba_ngroups",
     ),
     (1, "n_group topk_group num_expert_group n_shared_experts num_shared_experts moe_num_shared_experts"),
     (_WINDOW, "sliding_window attention_chunk_size attention_window_size window_size local_attention index_topk"),
@@ -59,6 +64,8 @@ _FIRST_LAYERS = ("first_k_dense_replace", "num_dense_layers", "max_window_layers
 """How many layers at the beginning are of another kind."""
 _LAST_LAYERS = ("num_kv_shared_layers",)
 """How many layers at the end are."""
+_LAYER_NUMBERS = ("attn_layer_indices", "full_attn_idxs", "hybrid_layer_ids")
+"""Which layers are of another kind."""
 _KEY_VALUE_HEADS = {
     "num_key_value_heads": "num_attention_heads",
     "num_kv_heads": "num_attention_heads",
@@ -85,6 +92,7 @@ def tiny(config: PreTrainedConfig) -> PreTrainedConfig:
 
 def _shrunk(values: Values) -> dict[str, Any]:
     count = next((values[name] for name in _LAYERS if isinstance(values.get(name), int)), 0)
+    count = count or len(values.get("layers_block_type") or ())
     kept = _kept_layers(values, count)
     shrunk = {name: _shrunk_value(name, value, kept, count) for name, value in values.items() if name not in _DROPPED}
     numbers = {name for name, value in values.items() if isinstance(value, int) and not isinstance(value, bool)}
@@ -99,6 +107,10 @@ def _shrunk(values: Values) -> dict[str, Any]:
             shrunk["vision_feature_layer"] = _shrunk_feature_layers(values["vision_feature_layer"])
     if "mrope_section" in values:  # of half the dimensions that are rotated
         shrunk["mrope_section"] = [2, 3, 3] if values.get("partial_rotary_factor", 1) == 1 else [2, 1, 1]
+    if "expand" in values and "state_size" in values:  # Mamba-2's heads are as many as its width has
+        shrunk["num_heads"] = values["expand"] * _HIDDEN // HEAD_DIM
+    if "hybrid_layer_ids" in values:  # Zamba2's attention sees two hidden states side by side
+        shrunk |= {"attention_hidden_size": 2 * _HIDDEN, "attention_head_dim": 2 * _HIDDEN // HEADS}
     if "qk_rope_head_dim" in values:  # what configurations compute from the parts of a head
         shrunk |= {name: size for name, size in (("qk_head_dim", 16), ("head_dim", 8)) if name in values}
     if "dynamic" in str(values.get("rope_parameters")):  # this one has no number of its own for what it was trained on
@@ -108,7 +120,12 @@ def _shrunk(values: Values) -> dict[str, Any]:
 
 def _kept_layers(values: Values, count: int) -> list[int]:
     """One layer of each kind, told apart by every setting that layers have of their own; at least two layers."""
-    lists = [value for value in values.values() if isinstance(value, list) and len(value) == count]
+    lists = [
+        value
+        for name, value in values.items()
+        if isinstance(value, list) and len(value) == count and name not in _LAYER_NUMBERS
+    ]
+    lists += [[layer in numbers for layer in range(count)] for name in _LAYER_NUMBERS if (numbers := values.get(name))]
     own = values.get("per_layer_config") or {}
     bounds = [values[name] for name in _FIRST_LAYERS if isinstance(values.get(name), int)]
     bounds += [count - values[name] for name in _LAST_LAYERS if isinstance(values.get(name), int)]
@@ -192,6 +209,8 @@ def _merged(values: Values) -> int:
 
 
 def _shrunk_list(name: str, value: list[Any], kept: list[int], count: int) -> list[Any]:
+    if name in _LAYER_NUMBERS:
+        return [place for place, layer in enumerate(kept) if layer in value]
     if name in ("short_factor", "long_factor"):
         return value[: HEAD_DIM // 2]
     if count and len(value) == count:

@@ -47,7 +47,7 @@ TOWER_MODULES = ("visual", "vision_tower", "multi_modal_projector", "vision_mode
 _UNSEEN = {
     "the tokens of a picture see one another, later ones too, and attention is causal here": """gemma3 gemma3n gemma4
     gemma4_unified paligemma""",
-    "a state goes from token to token (recurrence, convolution)": "qwen3_5 qwen3_5_moe lfm2_vl",
+    "its text runs, but nobody has compared its tower beside state mixers": "qwen3_5 qwen3_5_moe lfm2_vl",
     "its layers look at a picture apart from the tokens (cross-attention)": "mllama idefics",
     "its tower puts tokens of its own between the rows of tiles, which are not laid out here": """llava_next
     llava_onevision""",

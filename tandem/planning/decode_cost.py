@@ -56,9 +56,11 @@ class DecodeCost:
         return any(self.shape.windows)
 
     def _row_bytes(self, tokens: float) -> float:
-        """Keys and values of a row."""
+        """Keys, values and states of a row."""
         shape = self.shape
-        return shape.kv_bytes(math.ceil(tokens)) if self._windows else tokens * shape.kv_bytes_per_token()
+        if self._windows:
+            return shape.kv_bytes(math.ceil(tokens))
+        return tokens * shape.kv_bytes_per_token() + shape.state_bytes()
 
     def _latency(self, constants: Constants) -> float:
         layer = constants.layer_s + (constants.exchange_s if self.tensor > 1 else 0)

@@ -519,7 +519,8 @@ def generation(engine: Generation) -> Memory:
     weights = engine.item_bytes * shape.parameters if engine.own_weights else 0
     if engine.whole_rows:  # the native engine keeps what a layer's window has left behind, too
         attention = shape.attention
-        row = engine.row_tokens * shape.layers * (attention.key + attention.value) * engine.item_bytes
+        row = engine.row_tokens * shape.attending * (attention.key + attention.value) * engine.item_bytes
+        row += shape.state_bytes(engine.item_bytes)
     else:
         row = shape.kv_bytes(engine.row_tokens, engine.item_bytes)
     logits = engine.rows * shape.vocabulary * 4 * 3

@@ -35,12 +35,18 @@ def native_memory(
     )
     awake = generation(engine)
     if config.conversation is not None:  # turns that have ended wait there for the next ones
-        given = settings.prefix_cache_tokens
-        room = settings.max_running * longest_row(config) if given is None else given
-        turns = generation(replace(engine, rows=1, row_tokens=min(room, asked * longest_row(config))))
+        given, row = settings.prefix_cache_tokens, longest_row(config) + _snapshot_tokens(engine)
+        room = settings.max_running * row if given is None else given
+        turns = generation(replace(engine, rows=1, row_tokens=min(room, asked * row)))
         awake = replace(awake, cache=awake.cache + turns.cache)
     busy = settings.sleep == "idle" and config.trainer.max_staleness > 0
     return awake, replace(awake, logits=0, cache=awake.cache if busy or settings.sleep == "never" else 0)
+
+
+def _snapshot_tokens(engine: Generation) -> int:
+    """How many tokens of keys and values take the memory of a row's states."""
+    token = engine.shape.kv_bytes_per_token(engine.item_bytes)
+    return -(-engine.shape.state_bytes(engine.item_bytes) // token) if token else 0
 
 
 def asked_of_one(config: TrainConfig, generation: NativeGenerationConfig, engines: int) -> int:

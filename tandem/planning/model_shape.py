@@ -9,6 +9,7 @@ from typing import Any
 from tandem.errors import UserError
 from tandem.model_files import read_model_config
 from tandem.pictures.vlm_config import MODEL_TYPES
+from tandem.planning.mixer_shape import MixerShape, gated_delta_net, mixing_layers
 from tandem.planning.tower_shape import TOWERS, TowerShape, tower_shape
 from tandem.stored import DamagedFile
 
@@ -67,6 +68,24 @@ class ModelShape:
     """Numbers that a serving engine keeps of a token and layer where it keeps fewer than keys and values; else 0."""
     tower: TowerShape | None = None
     """Of a model that sees pictures."""
+    mixer: MixerShape | None = None
+    """What some layers have in the place of attention."""
+    mixes: tuple[bool, ...] = ()
+    """By layer: whether it has; empty where none has."""
+
+    @property
+    def attending(self) -> int:
+        """Layers with attention."""
+        return self.layers - sum(self.mixes)
+
+    def state_bytes(self, item_bytes: int = 2) -> int:
+        """Of the mixers' states of one row, whatever its length."""
+        return 0 if self.mixer is None else sum(self.mixes) * self.mixer.state_bytes(item_bytes)
+
+    @property
+    def mixer_flops(self) -> int:
+        """Of a token's forward pass through all mixers, beside those of their matrices."""
+        return 0 if self.mixer is None else sum(self.mixes) * self.mixer.flops
 
     @property
     def embedding(self) -> int:
@@ -75,14 +94,15 @@ class ModelShape:
     def layer(self, index: int) -> int:
         """Parameters of a layer."""
         feed_forward = self.mixture_parameters if self.mixtures[index] else self.dense_parameters
-        return self.attention.parameters + self.norms + feed_forward
+        mixer = self.mixer if self.mixes and self.mixes[index] else None
+        return (mixer or self.attention).parameters + self.norms + feed_forward
 
     @cached_property
     def all_layers(self) -> int:
         mixtures = sum(self.mixtures)
-        each = self.attention.parameters + self.norms
         feed_forward = mixtures * self.mixture_parameters + (self.layers - mixtures) * self.dense_parameters
-        return self.layers * each + feed_forward
+        mixers = 0 if self.mixer is None else sum(self.mixes) * self.mixer.parameters
+        return self.attending * self.attention.parameters + mixers + self.layers * self.norms + feed_forward
 
     @property
     def largest_layer(self) -> int:
@@ -109,14 +129,14 @@ class ModelShape:
         return sum(self.mixtures) * self.experts * 3 * self.hidden * self.expert_width
 
     def kv_bytes_per_token(self, item_bytes: int = 2) -> int:
-        """Of a serving engine, for a token that all layers keep."""
-        return self.layers * (self.cached or self.attention.key + self.attention.value) * item_bytes
+        """Of a serving engine, for a token that all layers with attention keep."""
+        return self.attending * (self.cached or self.attention.key + self.attention.value) * item_bytes
 
     def kv_bytes(self, tokens: int, item_bytes: int = 2) -> int:
-        """Of one row of so many tokens, of which layers with a window keep the latest alone."""
+        """Of one row of so many tokens, of which layers with a window keep the latest alone; and its states."""
         numbers = self.cached or self.attention.key + self.attention.value
         kept = sum(min(tokens, tokens if window is None else window) for window in self.windows)
-        return kept * numbers * item_bytes
+        return (kept - sum(self.mixes) * tokens) * numbers * item_bytes + self.state_bytes(item_bytes)
 
 
 def read_shape(directory: Path) -> ModelShape:
@@ -158,6 +178,7 @@ def shape_of(config: Config) -> ModelShape:
         known = ", ".join(sorted(FAMILIES))
         raise UserError(f"model: plan does not know how large models of type {family!r} are; it knows {known}")
     traits = FAMILIES[family]
+    config.setdefault("intermediate_size", config.get("moe_intermediate_size"))  # where all layers are mixtures
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     attention = traits.attention(config, traits)
     mixtures = _mixtures(config, layers)
@@ -186,6 +207,8 @@ def shape_of(config: Config) -> ModelShape:
         dense_parameters=_gated(hidden, config["intermediate_size"], config.get("mlp_bias", False)),
         cached=config["kv_lora_rank"] + config["qk_rope_head_dim"] if "kv_lora_rank" in config else 0,
         tower=tower_shape(family, whole.get("vision_config") or {}, hidden) if sees else None,
+        mixer=traits.mixer(config) if traits.mixer else None,
+        mixes=mixing_layers(config, layers) if traits.mixer else (),
     )
 
 
@@ -204,6 +227,10 @@ class Traits:
     """Queries and keys are normed head by head."""
     windows_of: str = ""
     """Config.json is silent: the layers with a window: all, odd (every other one), five_of_six."""
+    gated: bool = False
+    """The attention's output is multiplied with gates, as many as its queries have numbers."""
+    mixer: Callable[[Config], MixerShape] | None = None
+    """What some layers have in the place of attention."""
     router_bias: bool = False
     expert_biases: bool = False
 
@@ -217,7 +244,8 @@ def _plain_attention(config: Config, traits: Traits) -> Attention:
     hidden, head_dim, heads = config["hidden_size"], _head_dim(config), config["num_attention_heads"]
     query, key = heads * head_dim, config.get("num_key_value_heads", heads) * head_dim
     biases = {"q": query, "k": key, "v": key, "o": hidden}
-    weights = 2 * hidden * (query + key) + sum(biases[name] for name in _biased(config, traits))
+    gates = hidden * query if traits.gated else 0
+    weights = 2 * hidden * (query + key) + gates + sum(biases[name] for name in _biased(config, traits))
     norms, normed = 0, 0
     if traits.head_norms or config.get("use_qk_norm"):
         norms, normed = 2 * head_dim, query + key
@@ -297,10 +325,12 @@ def _windows(config: Config, traits: Traits, layers: int) -> tuple[int | None, .
 
 
 _PLAIN = Traits(_plain_attention)
+_GATED_DELTA = Traits(_plain_attention, head_norms=True, gated=True, mixer=gated_delta_net)
 FAMILIES = {
     **dict.fromkeys(("llama", "mistral", "phi3", "mixtral", "seed_oss", "olmo2"), _PLAIN),
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl"), Traits(_plain_attention, biases="qkv")),
     **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe"), Traits(_plain_attention, head_norms=True)),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _GATED_DELTA),
     "gemma2": Traits(_plain_attention, norms=4, tied=True, windows_of="odd"),
     "gemma3_text": Traits(_plain_attention, norms=4, tied=True, head_norms=True, windows_of="five_of_six"),
     "gpt_oss": Traits(_plain_attention, biases="qkvo", windows_of="odd", router_bias=True, expert_biases=True),

@@ -85,8 +85,8 @@ class Passes:
         """A forward pass of one micro-batch of so many tokens through one pipeline stage."""
         shape, layout = self.shape, self.layout
         shared = layout.tensor * layout.context * layout.pipeline
-        attention = shape.layers * (shape.attention.query + shape.heads * shape.head_dim) * self._row()
-        flops = tokens * (2 * shape.active_parameters + attention) + self._seeing_flops(tokens)
+        attention = shape.attending * (shape.attention.query + shape.heads * shape.head_dim) * self._row()
+        flops = tokens * (2 * shape.active_parameters + attention + shape.mixer_flops) + self._seeing_flops(tokens)
         computing = flops / shared / (self.card.flops_per_s * self.constants.matmul_share)
         launching = sum(shape.mixtures) / layout.pipeline * self.constants.mixture_pass_s
         moving = self._tensor_s(tokens) + self._context_s(tokens) + self._expert_s(tokens) + self._handing_on_s(tokens)

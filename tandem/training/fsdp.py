@@ -23,6 +23,8 @@ from tandem.models.classes import is_picture_model, value_layer
 from tandem.models.loading import fill, load_empty, load_model
 from tandem.models.logits import Bend
 from tandem.models.lora import Adapter, adapters_off, add_adapters, merged_weights, published
+from tandem.models.mixing import has_mixers
+from tandem.models.mixing.mixer_check import check_mixers
 from tandem.models.storage import TensorFile, own_pieces, shard_file
 from tandem.models.tower import PictureTower, is_frozen, tower_of
 from tandem.pictures.store import PictureStore
@@ -79,6 +81,7 @@ class FsdpEngine:
             model.requires_grad_(False)
         self._layout = layout or Whole(model)
         _choose_attention(model, config, self._layout)
+        _check_mixers(model, config, self._layout)
         self._context = ContextParallel(config.context_parallel, model.config)
         where = config.cpu_offload, config.optimizer_offload
         self._optimizer = MasterOptimizer(model, optimizer, total_steps, *where) if optimizer else None
@@ -287,6 +290,19 @@ def _choose_attention(model: PreTrainedModel, config: FsdpTrainingConfig, layout
         _LOG.warning("%s: fa2 it is", error)
         choose_version("fa2", layout.device)
         check_attention(model.config, layout.device, layout.dtype)
+
+
+def _check_mixers(model: PreTrainedModel, config: FsdpTrainingConfig, layout: Whole) -> None:
+    """UserError for what does not run with state mixers, EngineError where a kernel gives wrong numbers."""
+    if not has_mixers(model):
+        return
+    carried = f"layers of a {model.config.model_type} carry a state from token to token"
+    if config.context_parallel > 1:
+        mend = "which ranks do not hand on to one another; leave it out"
+        raise UserError(f"training.context_parallel: {carried}, {mend}")
+    if config.compile:
+        raise UserError(f"training.compile: {carried}, and are not compiled; leave it out")
+    check_mixers(model, layout.device, layout.dtype)
 
 
 def _compiled_layers(model: PreTrainedModel) -> Callable[[], AbstractContextManager[None]]:

@@ -20,9 +20,12 @@ from transformers import (
     ApertusConfig,
     GenerationConfig,
     GPT2Config,
+    Lfm2Config,
     MistralConfig,
+    NemotronHConfig,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
 )
 
@@ -60,6 +63,26 @@ MODELS: dict[str, PreTrainedConfig] = {
     "few key heads": Qwen2Config(**{**COMMON, "num_key_value_heads": 1}),
     "sliding window": MistralConfig(**COMMON, sliding_window=4),
     "buffers": ApertusConfig(**COMMON),
+    "gated delta": Qwen3_5TextConfig(
+        **COMMON,
+        head_dim=8,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+    ),
+    "mamba": NemotronHConfig(
+        **{name: value for name, value in COMMON.items() if name != "num_hidden_layers"},
+        head_dim=8,
+        layers_block_type=["linear_attention", "mlp", "full_attention"],
+        mamba_num_heads=4,
+        mamba_head_dim=8,
+        ssm_state_size=8,
+        n_groups=2,
+        chunk_size=4,
+    ),
+    "convolution": Lfm2Config(**COMMON, layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False),
     "wide": Qwen2Config(**{**COMMON, "hidden_size": 40, "intermediate_size": 120, "num_hidden_layers": 1}),
 }
 OPTIMIZER = AdamWConfig(lr=1e-2, eps=1e-4, schedule="linear", warmup_steps=2, weight_decay=0.01, max_grad_norm=0.5)
@@ -75,10 +98,15 @@ CASES: dict[str, dict[str, Any]] = {
     "lora critic": {},
     "lora reward model": {},
     "buffers": {},
+    "gated delta": {"activation_checkpointing": "selective"},
+    "mamba": {"activation_checkpointing": True, "reduce_once": False},
+    "convolution": {},
 }
 """By model; `cpu offload`, `optimizer offload`, `lora` and those of HYBRID train the tied one, the other two with
 adapters the critic."""
 HYBRID: dict[str, dict[str, Any]] = {"hybrid": {"shard_size": 2, "reduce_once": False}}
+MIXERS = ("gated delta", "mamba", "convolution")
+"""With state mixers."""
 SAVED = ("tied", "critic", "lora", "lora reward model", "buffers")
 STOPS = [1, 5]
 """The tokens that end an answer of the tied model, says its generation config."""

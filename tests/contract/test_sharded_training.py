@@ -28,7 +28,7 @@ sharded = load_file(SCRIPT)
 TRAINED = [(2, case) for case in sharded.CASES] + [(3, "untied")]
 TRAINED += [(4, case) for case in ("tied", "critic", *sharded.HYBRID)]
 
-ONE_RANK = ("tied", "untied", "gpt2", "critic", "lora", "lora critic", "lora reward model", "buffers")
+ONE_RANK = ("tied", "untied", "gpt2", "critic", "lora", "lora critic", "lora reward model", "buffers", *sharded.MIXERS)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tandem.config.load import ParsedConfig, read_config
-from tandem.config.rules import RULES, algorithm, engines, models, pictures, placement, ranks, validation
+from tandem.config.rules import RULES, algorithm, engines, mixers, models, pictures, placement, ranks, validation
 from tandem.config.tree import DpoConfig, EvalConfig, RewardModelConfig, SftConfig, TrainConfig
 
 SOUND = {
@@ -45,6 +45,8 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     },
     "sees": {"model_type": "qwen2_5_vl", "vision_config": {"patch_size": 14}},
     "sees_alone": {"model_type": "mistral3"},
+    "hybrid": {"model_type": "nemotron_h", "num_attention_heads": 2},
+    "attends": {"model_type": "granitemoehybrid", "layer_types": ["attention"], "num_attention_heads": 2},
     "gelu": {"model_type": "llama", "hidden_act": "gelu"},
     "gpt2": {"model_type": "gpt2"},
     "incomplete": {"model_type": "llama"},
@@ -168,6 +170,14 @@ ROWS = (
         "model.critic_path: {0}/model sees no pictures, whose rows may have some; give a model of the policy's family"),
     Row(pictures.readers_see_pictures, {"model.path": "{0}/sees", "algorithm": SERVED},
         "algorithm.teacher: {0}/sees sees pictures, and a served teacher is shown none; give a model.teacher_path"),
+    Row(mixers.mixers_run_so, {"model.path": "{0}/hybrid", "training.compile": True},
+        "training.compile: layers of {0}/hybrid (nemotron_h) carry a state from token to token, and are not compiled"),
+    Row(mixers.mixers_run_so, {"model.path": "{0}/hybrid", "training.context_parallel": 2, "cluster.ranks": 2},
+        "training.context_parallel: layers of {0}/hybrid (nemotron_h) carry a state from token to token, which ranks",
+        SftConfig),
+    Row(ranks.models_lie_on_ranks, {"model.path": "{0}/hybrid", "training": {"type": "megatron"}},
+        "training.type: megatron has no bridge for model type nemotron_h of {0}/hybrid, only for llama, qwen2,",
+        DpoConfig),
     Row(ranks.models_lie_on_ranks, {"cluster.ranks": 4, "training.shard_size": 3},
         "training.shard_size: 4 ranks cannot be cut into groups of 3; use a divisor", reads=("placement",)),
     Row(ranks.models_lie_on_ranks, {"cluster.ranks": 3, "training.context_parallel": 3},
@@ -251,6 +261,12 @@ def test_a_broken_rule_is_told_by_itself(place: Path, row: Row) -> None:
     (told,) = found.problems
     assert told.startswith(row.told.format(place))
     assert {*row.rule(found.config)} == {told}
+
+
+def test_a_hybrid_family_without_states_runs_as_others_do(place: Path) -> None:
+    """As its layers say: Granite 4's dense models are of the same type."""
+    changes = {"model.path": "{0}/attends", "training.context_parallel": 2, "cluster.ranks": 2}
+    assert read(place, SftConfig, changes).problems == []
 
 
 @pytest.mark.parametrize("sound", [True, False])

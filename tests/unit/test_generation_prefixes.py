@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.generation.prefixes import PrefixCache, Read
+from tandem.generation.prefixes import PrefixCache, Read, Snapshot
 from tandem.models.kv_cache import KeysValues, Prefix
+from tandem.models.mixing import State
 from tandem.types import IntArray
 
 
@@ -84,3 +85,41 @@ def test_the_row_used_longest_ago_goes_first_and_what_others_share_stays() -> No
     check([1, 2, 5, 6, 0], cache.longest(ids([1, 2, 5, 6, 0])), 2)
     check([7, 8, 9, 0], cache.longest(ids([7, 8, 9, 0])), 3)
     assert cache.tokens == 9
+
+
+def snapshot(row: Sequence[int], tokens: int = 3) -> Snapshot:
+    """A row's state is its tokens."""
+    return Snapshot({0: State(torch.tensor([row]), None)}, tokens)
+
+
+def state_of(found: Prefix | None) -> list[int]:
+    return [] if found is None or found.states is None else found.states[0].conv[0].tolist()
+
+
+@pytest.mark.parametrize("room", [10_000, 25, 14, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_with_states_a_beginning_ends_where_a_snapshot_was_taken(seed: int, room: int) -> None:
+    random, cache, rows = np.random.default_rng(seed), PrefixCache(with_states=True), list[list[int]]()
+    for _ in range(80):
+        start = rows[random.integers(len(rows))] if rows and random.random() < 0.6 else []
+        row = [*start[: random.integers(len(start) + 1)], *random.integers(0, 3, random.integers(1, 9)).tolist()]
+        found = cache.longest(ids([*row, 0]))
+        length = found.length if found else 0
+        check([*row, 0], found, length)
+        assert state_of(found) == row[:length] and (not length or row[:length] in rows)
+        cache.keep(ids(row), reading(row), room, snapshot(row))
+        rows.append(row)
+        assert cache.tokens <= room and cache.tokens == sum(run.size for run in cache._by_use)
+        assert (state_of(cache.longest(ids([*row, 0]))) == row) == (len(row) + 3 <= room)
+
+
+def test_a_row_that_goes_on_takes_the_place_of_its_beginnings_snapshot_and_forks_keep_theirs() -> None:
+    cache = PrefixCache(with_states=True)
+    for row in ([1, 2], [1, 2, 3, 4], [1, 2, 5]):
+        cache.keep(ids(row), reading(row), 100, snapshot(row))
+    assert cache.tokens == 5 + 2 * 3
+    assert state_of(cache.longest(ids([1, 2, 9]))) == [], "where rows part there is none"
+    assert state_of(cache.longest(ids([1, 2, 3, 4, 9]))) == [1, 2, 3, 4]
+    assert state_of(cache.longest(ids([1, 2, 5, 9]))) == [1, 2, 5]
+    cache.keep(ids([1, 2]), reading([1, 2]), 100, snapshot([1, 2]))
+    assert state_of(cache.longest(ids([1, 2, 9]))) == [1, 2] and cache.tokens == 5 + 3 * 3

@@ -44,6 +44,7 @@ from tandem.models.families import EQUAL, REFUSED, VALUE_HEADS, refusal
 from tandem.models.family_check import TOLERANCE, Agreement, _models, check_family, compare
 from tandem.models.lean import make_lean
 from tandem.models.loading import drop_nothing, load_empty, load_policy
+from tandem.models.mixing import wrap_mixers
 from tandem.models.tiny import tiny
 from tandem.training.fsdp import FsdpEngine
 from tandem.training.optimizers.adamw import AdamWConfig
@@ -65,7 +66,6 @@ NOT_BUILT = {
     "qwen4_exp": "has no default for its index",
     "qwen4_exp_text": "has no default for its index",
     "zamba": "ties weights between layers that a small model lacks",
-    "zamba2": "ties weights between layers that a small model lacks",
 }
 DECODERS = """bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta
     roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl"""
@@ -118,6 +118,7 @@ VARIANTS: list[tuple[str, dict[str, Any], str | None]] = [
     ("granite", {"logits_scaling": 8.0}, None),
     ("granitemoe", {"logits_scaling": 6.0}, None),
     ("hunyuan_v1_dense", rope("dynamic", factor=1.0, alpha=1000.0), "RoPE of type dynamic depends on how long"),
+    ("granitemoehybrid", {"time_step_limit": (0.001, 0.1)}, "time_step_limit [0.001, 0.1] bounds the time steps"),
     ("llama", {"is_causal": False}, "is_causal False lets tokens see later ones"),
     ("llama", rope("dynamic", factor=4.0), "RoPE of type dynamic depends on how long"),
     ("llama", rope("linear", factor=4.0), None),
@@ -160,7 +161,7 @@ def told(config: PreTrainedConfig, value_head: bool = False) -> str | None:
 
 
 COMMON = """deepseek_v3 gemma2 gemma3_text glm4 gpt2 gpt_oss granite llama mistral mixtral olmo2 phi3 qwen2 qwen3
-    qwen3_moe smollm3 starcoder2 mamba falcon_h1 qwen3_next"""
+    qwen3_moe smollm3 starcoder2 mamba falcon_h1 qwen3_next lfm2 mamba2 nemotron_h"""
 """Those that are tried with every change: the ones that users train most, and some that are refused."""
 
 
@@ -273,6 +274,7 @@ def test_values_of_packed_rows_are_those_of_rows_alone(family: str) -> None:
         torch.nn.init.normal_(parameter, 0.3, 0.4)
     ours.load_state_dict(eager.state_dict())
     make_lean(ours)
+    wrap_mixers(ours)
     engine = FsdpEngine(ours, FsdpTrainingConfig(), None)
     ids = np.arange(20, dtype=np.int32)
     batch = MicroBatch(
@@ -289,7 +291,8 @@ def test_what_old_config_files_leave_out_or_call_otherwise_is_refused_too() -> N
     assert "type su" in str(refusal({"model_type": "phi3", "rope_scaling": {"type": "su"}}))
     layers = {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "dynamic"}}
     assert "type dynamic" in str(refusal({"model_type": "olmo3", "rope_parameters": layers}))
-    assert "kind linear_attention" in str(refusal({"model_type": "new", "layer_types": ["linear_attention"]}))
+    assert "kind chunked_attention" in str(refusal({"model_type": "new", "layer_types": ["chunked_attention"]}))
+    assert refusal({"model_type": "new", "layer_types": ["linear_attention"]}) is None
     assert refusal({"model_type": "llama", "rope_scaling": None}) is None
     assert refusal({"model_type": "new"}) is None
 
@@ -297,7 +300,7 @@ def test_what_old_config_files_leave_out_or_call_otherwise_is_refused_too() -> N
 def test_a_refused_family_is_named_before_weights_are_looked_for(tmp_path: Path) -> None:
     config_of("mamba").save_pretrained(tmp_path)
     for load in (load_policy, lambda config: load_empty(config, value_head=True)):
-        with pytest.raises(UserError, match=r"model type mamba does not run here: a state goes from token to token"):
+        with pytest.raises(UserError, match=r"model type mamba does not run here: its scan ignores the state"):
             load(ModelConfig(path=tmp_path))
 
 

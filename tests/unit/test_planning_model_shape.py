@@ -4,13 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from tandem.errors import UserError
+from tandem.models.attention import PackedRows
+from tandem.models.mixing import StateMixer, mixers_of
 from tandem.planning.model_shape import FAMILIES, read_shape, shape_of
 from tandem.planning.tower_shape import TOWERS
+from tests.state_models import pair_of
 
 SMALL = {
     "hidden_size": 96,
@@ -20,6 +24,10 @@ SMALL = {
     "vocab_size": 99,
 }
 GROUPED = {**SMALL, "num_key_value_heads": 2}
+STATES = {
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"] * 2, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 20,
+}  # fmt: skip
 MIXTURE = {**GROUPED, "head_dim": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("llama", SMALL),
@@ -37,6 +45,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_moe", {**MIXTURE, "num_experts": 8, "decoder_sparse_step": 2}),
     ("qwen3_moe", {**MIXTURE, "num_experts": 8, "mlp_only_layers": [0]}),
     ("qwen2_moe", {**MIXTURE, "num_experts": 8, "shared_expert_intermediate_size": 40}),
+    ("qwen3_5_text", {**GROUPED, **STATES, "head_dim": 24}),
+    ("qwen3_next", {**MIXTURE, **STATES, "num_experts": 8, "shared_expert_intermediate_size": 40}),
+    ("qwen3_5_moe_text", {**MIXTURE, **STATES, "num_experts": 8, "shared_expert_intermediate_size": 40}),
     ("gpt_oss", {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 16}),
     ("glm4_moe", {**MIXTURE, "n_routed_experts": 8, "use_qk_norm": True, "attention_bias": True,
       "n_group": 1, "first_k_dense_replace": 1}),
@@ -65,14 +76,17 @@ def test_parameters_windows_and_keys_are_those_of_transformers(
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
     for index, layer in enumerate(model.model.layers):
         assert shape.layer(index) == sum(parameter.numel() for parameter in layer.parameters()), index
+        if shape.mixes and shape.mixes[index]:
+            assert not hasattr(layer, "self_attn")
+            continue
         window = getattr(layer.self_attn, "sliding_window", getattr(config, "sliding_window", None))
         if family in ("mistral", "phi3", "qwen2", "gemma2", "gemma3_text", "gpt_oss"):
             assert shape.windows[index] == window, index
     assert shape.tied == config.tie_word_embeddings
-    attention = model.model.layers[0].self_attn
+    attention = model.model.layers[-1].self_attn
     if family not in ("phi3", "deepseek_v3"):
         assert shape.attention.key == attention.k_proj.out_features
-        assert shape.attention.query == attention.q_proj.out_features
+        assert shape.attention.query == attention.o_proj.in_features
 
 
 def test_a_published_config_without_what_transformers_adds_means_the_same() -> None:
@@ -96,6 +110,23 @@ def test_a_published_config_without_what_transformers_adds_means_the_same() -> N
     assert round(shape.parameters / 1e9, 2) == 2.61
     assert shape.windows[:3] == (4096, None, 4096)
     assert shape.kv_bytes(8192) == 13 * (4096 + 8192) * 2 * 4 * 256 * 2
+
+
+def test_states_are_those_that_the_native_engine_keeps(tmp_path: Path) -> None:
+    """Of a row, as it is before its first token; keys and values are of the layers with attention alone."""
+    _, ours = pair_of("qwen3_next")
+    ours.config.save_pretrained(tmp_path)
+    shape = read_shape(tmp_path)
+    plan = PackedRows(np.array([0, 5]))
+    held: list[int] = []
+    for mixer in mixers_of(ours):
+        hidden = torch.zeros(1, 5, ours.config.hidden_size)
+        held.append(plan.mix_and_keep(StateMixer(mixer, 0), hidden)[1].nbytes)
+    assert shape.state_bytes(item_bytes=4) == sum(held) and len(held) == sum(shape.mixes)
+    assert shape.kv_bytes(10) == 10 * shape.kv_bytes_per_token() + shape.state_bytes()
+    published = {**CONFIG_MAPPING["qwen3_next"]().to_dict(), "layer_types": None}
+    assert shape_of(published).state_bytes() == 36 * (2 * 8192 * 4 + 4 * 32 * 128 * 128)
+    assert shape_of(published).kv_bytes_per_token() == 12 * 2 * 2 * 256 * 2
 
 
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:

@@ -141,7 +141,11 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     ),
     ("train", "trainer.branch_from={0}/run", ["  - trainer.branch_from: {0}/run: not a checkpoint", "give a run"]),
     ("train", "trainer.branch_from={0}/judge", ["  - trainer.branch_from: {0}/judge holds a reward model"]),
-    ("train", "model.path={0}/states", ["model.path: {0}/states: model type mamba does not run here", "a state goes"]),
+    (
+        "train",
+        "model.path={0}/states",
+        ["model.path: {0}/states: model type mamba does not run here", "its scan ignores"],
+    ),
     ("sft", "model.path={0}/dynamic", ["model.path: {0}/dynamic: ", "RoPE of type dynamic", "use another"]),
     ("train", "algorithm.type=ppo|model.path={0}/headless", ["{0}/headless: model type olmo2", "value head"]),
     ("train", "algorithm.type=ppo|model.critic_path={0}/headless", ["model.critic_path: {0}/headless", "value head"]),
@@ -464,7 +468,7 @@ def test_a_family_is_refused_only_where_we_compute_it(place: Path) -> None:
         return find_mistakes(load_config(kind, place / "train.yaml", [f"model.path={place}/{model}", *overrides]))
 
     assert told(TrainConfig, "headless") == [], "a policy needs no value head"
-    assert [reason for reason in told(EvalConfig, "states") if "a state goes" in reason]
+    assert [reason for reason in told(EvalConfig, "states") if "its scan ignores" in reason]
     served = "generation={type: vllm, max_response_tokens: 8}"
     assert not [reason for reason in told(EvalConfig, "states", served) if "model.path" in reason]
     assert [reason for reason in told(TrainConfig, "states", served) if "model.path" in reason]

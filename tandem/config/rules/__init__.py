@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from tandem.config.rules import algorithm, engines, models, pictures, placement, ranks, validation
+from tandem.config.rules import algorithm, engines, mixers, models, pictures, placement, ranks, validation
 from tandem.config.tree import DpoConfig, ModelsConfig, RolloutConfig, RunConfig, SftConfig, TrainConfig, Tree
 from tandem.config.valid_part import found_by
 
@@ -45,6 +45,7 @@ RULES: Mapping[type[Tree], tuple[Callable[[Any], Iterator[str]], ...]] = {
     ModelsConfig: (
         pictures.pictures_run_so,
         pictures.readers_see_pictures,
+        mixers.mixers_run_so,
         ranks.models_lie_on_ranks,
         ranks.megatron_has_it,
     ),

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from tandem.models.attention.pieces import Scoring
+from tandem.models.mixing import StateMixer
 
 ATTENTION = "tandem"
 """The name of this attention among transformers' attention implementations."""
@@ -23,6 +24,10 @@ class AttentionPlan(Protocol):
 
         query `[1, heads, N, head_dim]`, key and value `[1, kv_heads, N, head_dim]`, positions already encoded.
         """
+        ...
+
+    def mix(self, mixer: StateMixer, hidden: Tensor) -> Tensor:
+        """What a state mixer makes of hidden states `[1, N, hidden]`, each row from the state of its own beginning."""
         ...
 
 

@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 from tandem.models.attention.kernel_choice import kernel_for
 from tandem.models.attention.pieces import KernelCall, Piece, Scoring, attend, gathered, shared_prefixes, tokens_before
 from tandem.models.attention.rectangles import Cpu
+from tandem.models.mixing import MixedRows, State, StateMixer
 from tandem.types import IntArray
 
 _WORTH_A_PIECE = 512
@@ -36,6 +37,7 @@ class PackedRows:
         """int64 `[N]`: how many tokens each sees before itself."""
         self._longest = int((self._before + lengths)[computed:].max())
         self._calls: dict[_Kind, list[KernelCall]] = {}
+        self._mixed: dict[tuple[torch.device, bool], MixedRows] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         window = scoring.window if scoring.window is not None and scoring.window < self._longest else None
@@ -50,6 +52,22 @@ class PackedRows:
         else:
             output = attend(q, k, v, calls, scoring.scale, scoring.sinks)
         return output[None, ..., :of_values]
+
+    def mix(self, mixer: StateMixer, hidden: Tensor) -> Tensor:
+        return self._rows_of_states(hidden.device, keeps_states=False).run(mixer, hidden[0])[0][None]
+
+    def mix_and_keep(self, mixer: StateMixer, hidden: Tensor, given: State | None = None) -> tuple[Tensor, State]:
+        """As `mix`, without gradients, and the states after each segment that is computed; `given`: those after the
+        segments that an earlier pass has computed."""
+        output, after = self._rows_of_states(hidden.device, keeps_states=True).run(mixer, hidden[0], given)
+        assert after is not None
+        return output[None], after
+
+    def _rows_of_states(self, device: torch.device, *, keeps_states: bool) -> MixedRows:
+        if (device, keeps_states) not in self._mixed:
+            made = MixedRows(self._offsets, self._prefixes, device, self._computed, keeps_states=keeps_states)
+            self._mixed[device, keeps_states] = made
+        return self._mixed[device, keeps_states]
 
     def _for(self, kind: "_Kind") -> list[KernelCall]:
         if kind not in self._calls:

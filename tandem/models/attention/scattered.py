@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 
 from tandem.models.attention.packed_attention import PackedRows
 from tandem.models.attention.pieces import Scoring
+from tandem.models.mixing import StateMixer
 
 
 class ScatteredRows:
@@ -34,6 +35,9 @@ class ScatteredRows:
         if scoring.sinks is not None:
             scoring = replace(scoring, sinks=scoring.sinks.chunk(self._group.size())[self._group.rank()])
         return self._exchange(self._rows.attend(layer, query, key, value, scoring))
+
+    def mix(self, mixer: StateMixer, hidden: Tensor) -> Tensor:
+        raise NotImplementedError(f"{mixer.name} with the tokens of a row on several ranks")
 
     def _exchange(self, x: Tensor) -> Tensor:
         """`[1, a, b, head_dim]` to `[1, a / ranks, b * ranks, head_dim]`: heads for tokens, tokens for heads."""
