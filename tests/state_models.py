@@ -22,7 +22,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": {},
     "qwen3_5_text": {},
     "qwen3_next": {},
-    "zamba2": {},
 }
 """By family, what published models say that its class has no default for; an attention layer stays in all but Mamba-2.
 

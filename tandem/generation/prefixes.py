@@ -97,9 +97,13 @@ class PrefixCache:
         if path and length < path[-1].stop:
             path[-1] = self._split(path[-1], length)
         self._touch(path)
+        grows = bool(path) and (length == len(token_ids) or not path[-1].children)
+        if grows:  # so that a conversation of many turns stays one run; its snapshot gives way to the new one
+            self.tokens -= _size(path[-1].snapshot)
+            path[-1].snapshot = None
         self._make_room(path, len(token_ids) - length + _size(snapshot), room)
-        if path and (length == len(token_ids) or not path[-1].children):
-            end = path[-1]  # grows, so that a conversation of many turns stays one run
+        if grows:
+            end = path[-1]
             self.tokens -= end.size
             if length < len(token_ids):
                 end.token_ids, end.kept = token_ids[end.start :].copy(), read(end.start, len(token_ids))

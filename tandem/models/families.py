@@ -22,7 +22,7 @@ _EQUAL = """
     lfm2_moe llama longcat_flash mamba2 mellum mimo_v2_flash minimax_m2 ministral ministral3 mistral mixtral nanochat
     nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe opt persimmon phi phi3 phi4_multimodal phimoe qwen2 qwen2_moe qwen3
     qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next seed_oss smollm3 solar_open starcoder2
-    vaultgemma youtu zamba2"""
+    vaultgemma youtu"""
 EQUAL = frozenset(_EQUAL.split())
 """Model types whose log-probs are those of eager attention, where none of the options below says otherwise."""
 
@@ -55,6 +55,7 @@ _REFUSED = {
     "it picks the tokens to attend to with an index over one row": """axk2 deepseek_v32 glm_moe_dsa hy_v4
     minimax_m3_vl_text""",
     "it adds to attention scores what ours does not know": "doge inkling_text",
+    "its layers share an attention, of which one set of keys and values would be kept": "zamba2",
     "its attention is cut into chunks": "llama4 llama4_text",
     "it attends to keys that are compressed from those of several tokens": "deepseek_v4",
     "it gives the logits of every token where those of some are asked for": "whisper",

@@ -331,7 +331,7 @@ def test_a_callback_that_raises_does_so_in_whatever_waits(cluster: Cluster, prob
 
 def test_a_callback_must_not_wait(cluster: Cluster, probe: WorkerGroup) -> None:
     probe.first().then(lambda _: cluster.watch())
-    with pytest.raises(AssertionError, match="a callback or a source's turn waits"):
+    with pytest.raises(AssertionError, match="a callback or a source's poll waits"):
         watch_until(cluster, lambda: False)
 
 

@@ -38,7 +38,7 @@ def test_each_rank_holds_what_is_planned(ranks: int, place: int, measured: dict[
     name, layout = LAYOUTS[ranks][place]
     training = MegatronTrainingConfig(type="megatron", **layout)
     shape = shape_of(MODELS[name].to_dict())
-    engine = MegatronSizes(shape, training, ranks, tokens=PROMPT + ANSWER - 1, scored=ANSWER)
+    engine = MegatronSizes(shape, training, ranks, tokens=PROMPT + ANSWER - 1, predicted=ANSWER)
     for rank, found in enumerate(measured[ranks][place]):
         stage = rank * training.pipeline_parallel // ranks
         assert engine.dense(stage) + engine.experts(stage) == found["parameters"]

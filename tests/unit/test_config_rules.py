@@ -170,6 +170,8 @@ ROWS = (
         "model.critic_path: {0}/model sees no pictures, whose rows may have some; give a model of the policy's family"),
     Row(pictures.readers_see_pictures, {"model.path": "{0}/sees", "algorithm": SERVED},
         "algorithm.teacher: {0}/sees sees pictures, and a served teacher is shown none; give a model.teacher_path"),
+    Row(mixers.mixers_run_so, {"model.path": "{0}/hybrid", "generation": {"type": "vllm"}},
+        "generation.type: layers of {0}/hybrid carry a state from token to token, and no weights have been published"),
     Row(mixers.mixers_run_so, {"model.path": "{0}/hybrid", "training.compile": True},
         "training.compile: layers of {0}/hybrid (nemotron_h) carry a state from token to token, and are not compiled"),
     Row(mixers.mixers_run_so, {"model.path": "{0}/hybrid", "training.context_parallel": 2, "cluster.ranks": 2},

@@ -113,6 +113,16 @@ def test_with_states_a_beginning_ends_where_a_snapshot_was_taken(seed: int, room
         assert (state_of(cache.longest(ids([*row, 0]))) == row) == (len(row) + 3 <= room)
 
 
+def test_a_row_that_grows_drives_nobody_out_for_the_snapshot_that_it_replaces() -> None:
+    cache, others = PrefixCache(with_states=True), [7] * 10
+    row = list(range(10))
+    for one in (row, others):
+        cache.keep(ids(one), reading(one), 90, snapshot(one, 30))
+    grown = [*row, 11]
+    cache.keep(ids(grown), reading(grown), 90, snapshot(grown, 30))
+    assert state_of(cache.longest(ids([*others, 0]))) == others and cache.tokens == 11 + 10 + 2 * 30
+
+
 def test_a_row_that_goes_on_takes_the_place_of_its_beginnings_snapshot_and_forks_keep_theirs() -> None:
     cache = PrefixCache(with_states=True)
     for row in ([1, 2], [1, 2, 3, 4], [1, 2, 5]):
