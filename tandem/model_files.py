@@ -88,10 +88,14 @@ def carries_state(directory: Path) -> bool:
     return known_config(directory).get("model_type") in STATE_FAMILIES
 
 
+def rope_of(described: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a config.json says of RoPE, as transformers 4 writes it, which is read first, or as 5 does."""
+    return described.get("rope_scaling") or described.get("rope_parameters") or {}
+
+
 def rope_kinds(described: Mapping[str, Any]) -> set[str]:
-    """Those of a config.json, as transformers 4 or 5 writes it, of which it reads the former first; layers may have one
-    each."""
-    rope = described.get("rope_scaling") or described.get("rope_parameters") or {}
+    """Those of a config.json; layers may have one each."""
+    rope = rope_of(described)
     by_layer = [value for value in rope.values() if isinstance(value, dict)] or [rope]
     return {str(own.get("rope_type") or own.get("type") or "default") for own in by_layer}
 

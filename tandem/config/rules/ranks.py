@@ -7,7 +7,7 @@ from typing import Any, cast
 from tandem.config.roles import has_critic, model_roles
 from tandem.config.training import FsdpTrainingConfig, MegatronTrainingConfig
 from tandem.config.tree import ModelsConfig
-from tandem.model_files import MEND, known_config, rope_kinds, text_config
+from tandem.model_files import MEND, known_config, rope_kinds, rope_of, text_config
 from tandem.pictures.vlm_config import sees_pictures
 
 MEGATRON_FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
@@ -84,8 +84,7 @@ def _left_out(described: Mapping[str, Any]) -> Iterator[str]:
     kinds = rope_kinds(described)
     for kind in sorted(kinds.difference(BRIDGED_ROPES)):
         yield f"RoPE of type {kind}"
-    rope: Mapping[str, Any] = described.get("rope_scaling") or described.get("rope_parameters") or {}
-    share = rope.get("partial_rotary_factor", described.get("partial_rotary_factor", 1.0))
+    share = rope_of(described).get("partial_rotary_factor", described.get("partial_rotary_factor", 1.0))
     if kinds != {"default"} and share != 1:
         yield f"partial_rotary_factor: {share}"
 
